@@ -1,0 +1,1 @@
+"""Reward calibrators: raw rewards to advantages."""

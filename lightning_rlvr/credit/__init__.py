@@ -1,0 +1,1 @@
+"""Credit assigners: advantages of completions to advantages of tokens."""

@@ -1,0 +1,1 @@
+"""Evidence ablations: what a prompt looks like without its evidence."""

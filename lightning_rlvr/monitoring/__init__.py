@@ -1,0 +1,1 @@
+"""Read-only callbacks: samples, environment, run folder."""

@@ -1,0 +1,88 @@
+"""One registry type for every kind of plug-in: names, look-up, entry points of other packages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class Registry(Generic[T]):
+    """Short names to plug-ins of one kind; other packages add to it by decorator or entry point.
+
+    Args:
+        kind: What it holds, in the singular, for messages ("credit assigner").
+        entry_point_group: Entry point group in which installed packages announce plug-ins; read on first look-up.
+
+    Example:
+        >>> shapes: Registry[type] = Registry("shape", "lightning_rlvr.doctest_shapes")
+        >>> @shapes.register("square")
+        ... class Square: ...
+        >>> shapes["square"] is Square, "circle" in shapes, shapes.names()
+        (True, False, ('square',))
+    """
+
+    def __init__(self, kind: str, entry_point_group: str) -> None:
+        self.kind = kind
+        self.entry_point_group = entry_point_group
+        self._plugins: dict[str, T] = {}
+        self._loaded = False
+
+    def register(self, name: str) -> Callable[[S], S]:
+        """Decorator that files a plug-in under ``name``.
+
+        Raises:
+            ValueError: The name is not lower-case snake case or belongs to another plug-in already.
+        """
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            raise ValueError(f"{self.kind} name must be lower-case snake case, got {name!r}")
+
+        def add(plugin: S) -> S:
+            self._add(name, plugin)
+            return plugin
+
+        return add
+
+    def names(self) -> tuple[str, ...]:
+        """All short names, sorted."""
+        self._load_entry_points()
+        return tuple(sorted(self._plugins))
+
+    def name_of(self, plugin: object) -> str | None:
+        """Short name of a registered plug-in, or None when it was never registered."""
+        return next((name for name, known in self._plugins.items() if known is plugin), None)
+
+    def __getitem__(self, name: str) -> T:
+        """The plug-in called ``name``.
+
+        Raises:
+            ValueError: No such name; the message lists the choices.
+        """
+        self._load_entry_points()
+        if name not in self._plugins:
+            raise ValueError(f"unknown {self.kind} {name!r}; choices: {', '.join(self.names())}")
+        return self._plugins[name]
+
+    def __contains__(self, name: object) -> bool:
+        self._load_entry_points()
+        return name in self._plugins
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def _add(self, name: str, plugin: object) -> None:
+        known = self._plugins.get(name)
+        if known is not None and known is not plugin:
+            raise ValueError(f"{self.kind} name {name!r} is taken by {known!r}; choose another name for {plugin!r}")
+        self._plugins[name] = plugin  # type: ignore[assignment]  # S is checked against T where the decorator is used
+
+    def _load_entry_points(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        for entry in entry_points(group=self.entry_point_group):
+            self._add(entry.name, entry.load())

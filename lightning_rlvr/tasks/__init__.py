@@ -1,0 +1,1 @@
+"""Verifiable tasks that need no download."""

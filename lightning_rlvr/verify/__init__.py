@@ -1,0 +1,1 @@
+"""Verifiers: completions to verdicts."""

@@ -1,0 +1,58 @@
+"""What a verifier is: completions with their gold records in, verdicts out."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from lightning_rlvr.registry import Registry
+
+Status = Literal["correct", "wrong", "no_answer", "timeout", "error"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+UNSCORED: frozenset[Status] = frozenset({"timeout", "error"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One completion, with all that a verifier may look at."""
+
+    prompt: str
+    completion: str
+    completion_ids: tuple[int, ...]
+    truncated: bool
+    columns: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The outcome of one verification: a status first, the reward that follows from it second."""
+
+    status: Status
+    reward: float
+    """Raw score; NaN (never 0) when ``status`` is ``timeout`` or ``error``."""
+    answer: str | None = None
+    """The answer as it was extracted, for logs."""
+    reason: str = ""
+    """One line for people: the rule that decided, or the error."""
+
+    def __post_init__(self) -> None:
+        if self.status in UNSCORED and not math.isnan(self.reward):
+            raise ValueError(f"`reward` must be NaN when `status` is {self.status!r}, got {self.reward}")
+
+
+class Verifier(ABC):
+    """Scores completions against their gold records."""
+
+    @abstractmethod
+    def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:
+        """One verdict for each attempt, in order; never raises for what a completion contains."""
+
+    def check_columns(self, columns: Mapping[str, Any]) -> str | None:
+        """What is wrong with a data row (missing column, gold that does not parse), or None; asked at loading."""
+        return None
+
+
+VERIFIERS: Registry[type[Verifier]] = Registry("verifier", "lightning_rlvr.verifiers")
