@@ -55,4 +55,4 @@ class Verifier(ABC):
         return None
 
 
-VERIFIERS: Registry[type[Verifier]] = Registry("verifier", "lightning_rlvr.verifiers")
+VERIFIERS: Registry[type[Verifier]] = Registry("verifier", "lightning_rlvr.verifiers", "lightning_rlvr.verify")

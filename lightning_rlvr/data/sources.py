@@ -1,0 +1,344 @@
+"""Where problems come from: generators, files and hub data sets."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from typing_extensions import override
+
+from lightning_rlvr.data.templates import PromptTemplate
+from lightning_rlvr.functional.random import derive_seed
+from lightning_rlvr.tasks import sums
+from lightning_rlvr.verify.base import VERIFIERS, Verifier
+
+Split = Literal["train", "val"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One problem with all that is known about it."""
+
+    id: str
+    """Stable over runs, unique over all tasks."""
+    problem: str
+    """What is asked, as text."""
+    columns: Mapping[str, Any]
+    """Its record: `answer` and whatever else its verifier or template reads."""
+    task: str
+
+
+class ProblemSource(ABC):
+    """Problems of one task, with the verifier that scores them.
+
+    Args:
+        task: Name of the task, for logs.
+        verifier: A verifier or its short name.
+        template: How these problems are shown; by default as the data module says.
+    """
+
+    def __init__(self, task: str, verifier: Verifier | str, template: PromptTemplate | None = None) -> None:
+        self.task = task
+        self.verifier = VERIFIERS[verifier]() if isinstance(verifier, str) else verifier
+        self.template = template
+
+    @abstractmethod
+    def load(self, split: Split, seed: int) -> list[Problem]:
+        """The problems of a split, the same for the same ``seed``.
+
+        Args:
+            split: `train`, or `val` for held-out problems.
+            seed: Data seed; other seeds give unrelated draws or splits.
+
+        Raises:
+            ValueError: The settings or the data are unusable; the message names setting, row and column.
+        """
+
+
+class ReasoningGymSource(ProblemSource):
+    """Problems that a reasoning-gym data set generates.
+
+    Args:
+        dataset: Name of the data set.
+        size: Number of training problems.
+        val_size: Number of held-out problems.
+        settings: Difficulty and other settings of the data set.
+        task: Name of the task; by default that of the data set.
+        verifier: A verifier or its short name.
+        template: How these problems are shown; by default as the data module says.
+
+    Raises:
+        ImportError: reasoning-gym is not installed.
+    """
+
+    def __init__(
+        self,
+        dataset: str = "chain_sum",
+        size: int = 2048,
+        val_size: int = 128,
+        settings: dict[str, Any] | None = None,
+        task: str | None = None,
+        verifier: Verifier | str = "reasoning_gym",
+        template: PromptTemplate | None = None,
+    ) -> None:
+        super().__init__(task or dataset, verifier, template)
+        _require("reasoning_gym", "reasoning-gym", type(self).__name__)
+        self.dataset = dataset
+        self.size = size
+        self.val_size = val_size
+        self.settings = dict(settings or {})
+
+    @override
+    def load(self, split: Split, seed: int) -> list[Problem]:
+        from reasoning_gym.factory import DATASETS, create_dataset  # type: ignore[import-untyped]  # ships no types
+
+        if self.dataset not in DATASETS:
+            raise ValueError(f"unknown `dataset` {self.dataset!r}; choices: {', '.join(sorted(DATASETS))}")
+        # item i of seed s is made from Random(s + i): near seeds would share their items
+        first = derive_seed("reasoning_gym", self.dataset, seed, _checked(split)) % 2**31
+        size = self.size if split == "train" else self.val_size
+        try:
+            items = list(create_dataset(self.dataset, seed=first, size=size, **self.settings)) if size else []
+        except (TypeError, AssertionError) as error:
+            names = ", ".join(f.name for f in fields(DATASETS[self.dataset][1]) if f.name not in {"seed", "size"})
+            raise ValueError(f"`settings` of {self.dataset} do not fit ({error}); choices: {names}") from error
+        return [
+            Problem(id=f"{self.task}/{seed}/{split}/{i}", problem=item["question"], columns=item, task=self.task)
+            for i, item in enumerate(items)
+        ]
+
+
+class SumsSource(ProblemSource):
+    """Sums of two terms with worked solutions; needs no package and no download.
+
+    Args:
+        size: Number of training problems.
+        val_size: Number of held-out problems.
+        max_term: Largest term.
+        task: Name of the task.
+        verifier: A verifier or its short name.
+        template: How these problems are shown; by default as the data module says.
+
+    Example:
+        >>> SumsSource(size=1).load("train", seed=0)[0].columns["answer"].isdigit()
+        True
+    """
+
+    def __init__(
+        self,
+        size: int = 2048,
+        val_size: int = 128,
+        max_term: int = 99,
+        task: str = "sums",
+        verifier: Verifier | str = "exact",
+        template: PromptTemplate | None = None,
+    ) -> None:
+        super().__init__(task, verifier, template)
+        self.size = size
+        self.val_size = val_size
+        self.max_term = max_term
+
+    @override
+    def load(self, split: Split, seed: int) -> list[Problem]:
+        # one draw without replacement, so that the splits are disjoint
+        records = sums.generate(seed, self.size + self.val_size, max_term=self.max_term)
+        chosen = slice(self.size) if _checked(split) == "train" else slice(self.size, None)
+        return [
+            Problem(id=f"{self.task}/{row['problem']}", problem=row["problem"], columns=dict(row), task=self.task)
+            for row in records[chosen]
+        ]
+
+
+class DatasetSource(ProblemSource):
+    """Rows of a JSON Lines, JSON or Parquet file, of a folder, or of a data set on the Hugging Face hub.
+
+    Rows that repeat a problem with the same answer count once; problems that occur with different answers are left
+    out, with a warning. Rows keep all their own columns beside those that `columns` names.
+
+    Args:
+        path: File (`.jsonl`, `.json`, `.parquet`), folder or hub id.
+        columns: Our names to theirs; dots lead into nested values, as in `reward_model.ground_truth` or
+            `prompt.0.content`. By default `{problem: problem, answer: answer}`; `id` may be added.
+        name: Configuration of a hub data set.
+        split: Split of the data set; a single file has only `train`.
+        held_out: Rows that are kept for validation, drawn by data seed: a fraction below 1 or a whole number of rows.
+            With 0 all rows belong to whichever split is asked for.
+        limit: Read only so many rows.
+        task: Name of the task; by default the name of file, folder or hub data set.
+        verifier: A verifier or its short name.
+        template: How these problems are shown; by default as the data module says.
+
+    Raises:
+        ValueError: `columns` lacks `problem`, or `held_out` or `limit` is out of range.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        columns: dict[str, str] | None = None,
+        name: str | None = None,
+        split: str = "train",
+        held_out: float = 0,
+        limit: int | None = None,
+        task: str | None = None,
+        verifier: Verifier | str = "math",
+        template: PromptTemplate | None = None,
+    ) -> None:
+        super().__init__(task or Path(path).stem, verifier, template)
+        self.path = path
+        self.columns = {"problem": "problem", "answer": "answer"} if columns is None else dict(columns)
+        self.name = name
+        self.split = split
+        self.held_out = held_out
+        self.limit = limit
+        if "problem" not in self.columns:
+            raise ValueError(f"`columns` must say which column is `problem`, got {', '.join(self.columns) or 'none'}")
+        if held_out < 0 or (held_out > 1 and held_out % 1):
+            raise ValueError(f"`held_out` must be a fraction below 1 or a whole number of rows, got {held_out}")
+        if limit is not None and limit < 1:
+            raise ValueError(f"`limit` must be at least 1, got {limit}")
+
+    @override
+    def load(self, split: Split, seed: int) -> list[Problem]:
+        problems = self._distinct(self._problems())
+        if not problems:
+            raise ValueError(f"`path` must hold at least one problem, got none in {self.path!r}")
+        held_out = round(self.held_out if self.held_out >= 1 else self.held_out * len(problems))
+        if held_out >= len(problems):
+            raise ValueError(f"`held_out` must leave a problem to train on, got {held_out} of {len(problems)}")
+        if _checked(split) == "train" or held_out:
+            last = set(shuffled(len(problems), derive_seed("held_out", self.task, seed))[:held_out])
+            problems = [problem for i, problem in enumerate(problems) if (i in last) == (split == "val")]
+        return problems
+
+    def _problems(self) -> Iterator[Problem]:
+        for number, row in enumerate(_rows(self.path, self.name, self.split), start=1):
+            if self.limit is not None and number > self.limit:
+                return
+            mapped = {ours: _look_up(row, theirs, self.path, number) for ours, theirs in self.columns.items()}
+            for ours, value in mapped.items():
+                if value is None or (ours == "problem" and not str(value).strip()):
+                    raise ValueError(f"row {number} of {self.path!r} has no {ours} (column {self.columns[ours]!r})")
+            yield Problem(
+                id=f"{self.task}/{mapped.get('id', number)}",
+                problem=str(mapped["problem"]),
+                columns={**row, **mapped},
+                task=self.task,
+            )
+
+    def _distinct(self, problems: Iterable[Problem]) -> list[Problem]:
+        first: dict[str, Problem] = {}
+        conflicts = set()
+        for problem in problems:
+            known = first.setdefault(normalized(problem), problem)
+            if str(known.columns.get("answer")) != str(problem.columns.get("answer")):
+                conflicts.add(normalized(problem))
+        if conflicts:
+            rank_zero_warn(f"{self.path!r} gives {len(conflicts)} problems with different answers: left out")
+        kept = [problem for text, problem in first.items() if text not in conflicts]
+        if len({problem.id for problem in kept}) < len(kept):
+            raise ValueError(
+                f"`columns` maps `id` to {self.columns['id']!r}, whose values must differ from row to row"
+            )
+        return kept
+
+
+def normalized(problem: Problem) -> str:
+    """The problem's text, white space aside: what makes two problems the same.
+
+    Example:
+        >>> normalized(Problem(id="a", problem=" 1  + 2 ", columns={}, task="sums"))
+        '1 + 2'
+    """
+    return " ".join(problem.problem.split())
+
+
+def shuffled(size: int, seed: int) -> list[int]:
+    """The numbers below ``size`` in an order that depends on ``seed`` alone.
+
+    Example:
+        >>> sorted(shuffled(4, seed=7))
+        [0, 1, 2, 3]
+    """
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def _checked(split: str) -> str:
+    if split not in get_args(Split):
+        raise ValueError(f"`split` must be one of {', '.join(get_args(Split))}, got {split!r}")
+    return split
+
+
+def _require(module: str, package: str, user: str) -> None:
+    if find_spec(module) is None:
+        raise ImportError(f'{user} needs {package}: pip install "lightning-rlvr[data]"')
+
+
+def _look_up(row: Mapping[str, Any], path: str, source: str, number: int) -> Any:
+    if path in row:
+        return row[path]
+    value: Any = row
+    for key in path.split("."):
+        if isinstance(value, Mapping) and key in value:
+            value = value[key]
+        elif isinstance(value, list) and key.isdigit() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            raise ValueError(
+                f"row {number} of {source!r} has no column {path!r}, which `columns` names; got {', '.join(row)}"
+            )
+    return value
+
+
+def _rows(path: str, name: str | None, split: str) -> Iterable[Mapping[str, Any]]:
+    file = Path(path)
+    kind = file.suffix.lower()
+    if kind not in {".jsonl", ".json", ".parquet"}:
+        return _dataset_rows(path, name, split)
+    if not file.is_file():
+        raise ValueError(f"`path` must be an existing file, got {path!r}")
+    if split != "train":
+        raise ValueError(f"`split` must be train for a single file, got {split!r}")
+    if name is not None:
+        raise ValueError(f"`name` is for data sets on the hub, got {name!r} with the file {path!r}")
+    if kind == ".parquet":
+        return _dataset_rows("parquet", None, split, data_files=path)
+    return _json_rows(file)
+
+
+def _json_rows(file: Path) -> list[Mapping[str, Any]]:
+    rows = []
+    text = file.read_text(encoding="utf-8")
+    numbered = enumerate(text.split("\n"), start=1) if file.suffix.lower() == ".jsonl" else [(1, text)]
+    for number, line in numbered:
+        try:
+            value = json.loads(line) if line.strip() else []
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number} of {str(file)!r} is not JSON: {error}") from error
+        rows += value if isinstance(value, list) else [value]
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise ValueError(f"row {number} of {str(file)!r} must be an object, got {type(row).__name__}")
+    return rows
+
+
+def _dataset_rows(path: str, name: str | None, split: str, **files: str) -> Iterable[Mapping[str, Any]]:
+    _require("datasets", "datasets", f"reading {files.get('data_files', path)!r}")
+    from datasets import load_dataset  # type: ignore[import-untyped]  # ships no types
+    from datasets.exceptions import DatasetsError  # type: ignore[import-untyped]  # ships no types
+
+    try:
+        rows: Iterable[Mapping[str, Any]] = load_dataset(path, name, split=split, **files)
+    except (OSError, ValueError, DatasetsError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"`path` {files.get('data_files', path)!r} (name {name}, split {split!r}) cannot be loaded: {reason}"
+        ) from error
+    return rows

@@ -1,0 +1,314 @@
+import json
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lightning_rlvr.data.datamodule import PromptDataModule
+from lightning_rlvr.data.sources import DatasetSource, Problem, ProblemSource, SumsSource
+from lightning_rlvr.data.templates import PromptTemplate
+from lightning_rlvr.types import Completions
+from lightning_rlvr.verify.base import Verdict, Verifier
+from lightning_rlvr.verify.exact import ExactVerifier
+
+
+class Listed(ProblemSource):
+    """Problems from lists of texts; the answer is the text itself."""
+
+    def __init__(self, train, val=(), task="listed", verifier=None, template=None):
+        super().__init__(task, verifier or ExactVerifier(), template)
+        self.texts = {"train": train, "val": val}
+
+    def load(self, split, seed):
+        return [
+            Problem(id=f"{self.task}/{split}/{i}", problem=text, columns={"answer": text}, task=self.task)
+            for i, text in enumerate(self.texts[split])
+        ]
+
+
+class Module(LightningModule):
+    """Writes down which problems it is shown."""
+
+    def __init__(self, tokenizer, read_estimate=False):
+        super().__init__()
+        self.automatic_optimization = False
+        self.tokenizer = tokenizer
+        self.read_estimate = read_estimate
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen, self.held_out = [], []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(batch.problem_ids)
+        self.optimizers().step()
+
+    def validation_step(self, batch, batch_idx):
+        self.held_out += batch.problem_ids
+
+    def configure_optimizers(self):
+        if self.read_estimate:
+            assert self.trainer.estimated_stepping_batches > 0
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer(folder, **options):
+    settings = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    settings |= {"enable_checkpointing": False, "num_sanity_val_steps": 0, "default_root_dir": folder}
+    return Trainer(**settings | options)
+
+
+def attach(data, tokenizer, rank=0, world_size=1):
+    module = SimpleNamespace(tokenizer=tokenizer)
+    data.trainer = SimpleNamespace(lightning_module=module, global_rank=rank, world_size=world_size)
+    data.setup("fit")
+    return data
+
+
+NUMBERS = [str(i) for i in range(10)]
+
+
+def numbers(**options):
+    return PromptDataModule(Listed(NUMBERS, ["a", "b", "c"]), **{"prompts_per_step": 4} | options)
+
+
+# --- with a real Trainer ---
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning")
+        yield
+
+
+@pytest.mark.parametrize("read_estimate", [False, True])
+def test_resuming_after_any_step_continues_the_unbroken_run(tmp_path, plain_tokenizer, read_estimate):  # RS-03
+    checkpoints = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    unbroken = Module(plain_tokenizer, read_estimate)
+    options = {"max_epochs": 3, "enable_checkpointing": True, "callbacks": [checkpoints]}
+    trainer(tmp_path, **options).fit(unbroken, datamodule=numbers())
+    assert [len(batch) for batch in unbroken.seen] == [4, 4, 2] * 3
+    assert len(set(unbroken.seen)) == 9  # every epoch in an order of its own
+    for step in range(1, 9):  # 3 and 6 are ends of epochs
+        resumed = Module(plain_tokenizer, read_estimate)
+        trainer(tmp_path, max_epochs=3).fit(resumed, datamodule=numbers(), ckpt_path=tmp_path / f"step={step}.ckpt")
+        assert resumed.seen == unbroken.seen[step:]
+
+
+@pytest.mark.parametrize("stop", [{"max_epochs": 1}, {"max_steps": 3}, {"max_steps": 4}])
+def test_resuming_a_finished_run_continues_it(tmp_path, plain_tokenizer, stop):
+    unbroken = Module(plain_tokenizer)
+    trainer(tmp_path, max_steps=7).fit(unbroken, datamodule=numbers())
+    first = trainer(tmp_path, **stop)
+    begun = Module(plain_tokenizer)
+    first.fit(begun, datamodule=numbers())
+    first.save_checkpoint(tmp_path / "stopped.ckpt")
+    resumed = Module(plain_tokenizer)
+    trainer(tmp_path, max_steps=7).fit(resumed, datamodule=numbers(), ckpt_path=tmp_path / "stopped.ckpt")
+    assert begun.seen + resumed.seen == unbroken.seen
+
+
+def test_validation_shows_every_held_out_problem_once(tmp_path, plain_tokenizer):
+    module = Module(plain_tokenizer)
+    trainer(tmp_path).validate(module, datamodule=numbers(val_prompts_per_step=2), verbose=False)
+    assert module.held_out == [f"listed/val/{i}" for i in range(3)]
+
+
+def test_no_validation_on_request(tmp_path, plain_tokenizer):
+    module = Module(plain_tokenizer)
+    trainer(tmp_path, max_steps=1).fit(module, datamodule=numbers(val_problems=0))
+    assert (len(module.seen), module.held_out) == (1, [])
+
+
+def test_tokenizer_is_the_modules_own(tmp_path):
+    with pytest.raises(TypeError, match="attribute `tokenizer` is a transformers tokenizer, got Module with NoneType"):
+        trainer(tmp_path).fit(Module(None), datamodule=numbers())
+    with pytest.raises(TypeError, match="PromptDataModule works with a Trainer only"):
+        numbers().setup("fit")
+
+
+# --- what is loaded ---
+
+
+def test_long_prompts_are_left_out_with_a_count(plain_tokenizer):  # PL-01
+    data = PromptDataModule(
+        Listed(["1" * 150, "22"], ["3"]), template=PromptTemplate(user="x" * 50 + "{problem}"), max_prompt_length=64
+    )
+    with pytest.warns(UserWarning, match="1 of 2 prompts are longer than `max_prompt_length` 64: left out"):
+        attach(data, plain_tokenizer)
+    assert data.problem_ids["train"] == ("listed/train/1",)
+
+
+def test_no_prompt_within_the_limit_is_an_error(plain_tokenizer):
+    with (
+        pytest.warns(UserWarning, match="left out"),
+        pytest.raises(ValueError, match="`max_prompt_length` 3 leaves no prompt: the shortest has 4 tokens"),
+    ):
+        attach(PromptDataModule(Listed(["1234"], ["5"]), max_prompt_length=3), plain_tokenizer)
+
+
+def test_held_out_problems_never_occur_in_training(plain_tokenizer):
+    with pytest.warns(UserWarning, match="1 of 3 held-out problems are also training data: left out"):
+        data = attach(PromptDataModule(Listed(["1  + 1", "2"], ["3", " 1 + 1", "4"]), num_problems=1), plain_tokenizer)
+    assert data.problem_ids["val"] == ("listed/val/0", "listed/val/2")
+
+
+def test_source_with_nothing_held_out_says_what_to_do(tmp_path, plain_tokenizer):
+    path = tmp_path / "toy.jsonl"
+    path.write_text(json.dumps({"problem": "1", "answer": "1"}))
+    with (
+        pytest.warns(UserWarning, match="1 of 1 held-out problems"),
+        pytest.raises(ValueError, match=r"no held-out problem is left; hold some out .* or set `val_problems` to 0"),
+    ):
+        attach(PromptDataModule(DatasetSource(str(path))), plain_tokenizer)
+
+
+def test_golds_that_cannot_be_read_stop_the_run_or_are_skipped(tmp_path, plain_tokenizer):
+    path = tmp_path / "toy.jsonl"
+    golds = ["1", r"2, \ldots", "3", "?!"]
+    path.write_text("\n".join(json.dumps({"problem": f"p{i}", "answer": gold}) for i, gold in enumerate(golds)))
+    source = DatasetSource(str(path), held_out=1)
+    with pytest.raises(
+        ValueError, match=r"2 of 3 problems cannot be verified \(toy/2: `answer` .* set `skip_bad_golds`"
+    ):
+        attach(PromptDataModule(source), plain_tokenizer)
+    with pytest.warns(UserWarning, match="2 of 3 problems cannot be verified .*: left out"):
+        data = attach(PromptDataModule(source, skip_bad_golds=True), plain_tokenizer)
+    assert sorted(data.problem_ids["train"] + data.problem_ids["val"]) == ["toy/1", "toy/3"]
+
+
+def test_subset_is_drawn_by_data_seed(plain_tokenizer):
+    drawn = [attach(numbers(num_problems=4, data_seed=seed), plain_tokenizer) for seed in (0, 0, 1)]
+    subsets = [data.problem_ids["train"] for data in drawn]
+    assert [len(set(subset)) for subset in subsets] == [4, 4, 4]
+    assert subsets[0] == subsets[1] != subsets[2]
+    assert drawn[0].data_hash == drawn[1].data_hash != drawn[2].data_hash
+    with pytest.raises(ValueError, match="`num_problems` must be at most the 10 usable problems, got 11"):
+        attach(numbers(num_problems=11), plain_tokenizer)
+
+
+def test_hash_changes_with_anything_that_is_shown_or_scored(plain_tokenizer):
+    def hashed(text="1", template="{problem}"):
+        source = Listed([text], ["2"], template=PromptTemplate(user=template))
+        return attach(PromptDataModule(source), plain_tokenizer).data_hash
+
+    assert len({hashed(), hashed(text="3"), hashed(template="{problem}=")}) == 3
+    assert hashed() == hashed()
+
+
+def test_source_template_wins_over_the_common_one(plain_tokenizer):
+    sources = [Listed(["1"], ["2"], "a", template=PromptTemplate(user="A{problem}")), Listed(["3"], ["4"], "b")]
+    data = attach(PromptDataModule(sources, template=PromptTemplate(user="B{problem}")), plain_tokenizer)
+    (batch,) = data.train_dataloader()
+    assert sorted(batch.prompts) == ["A1", "B3"]
+
+
+def test_ranks_share_the_problems(plain_tokenizer):
+    ranks = [attach(numbers(), plain_tokenizer, rank=r, world_size=2) for r in range(2)]
+    assert ranks[0].data_hash == ranks[1].data_hash
+    train = [name for data in ranks for batch in data.train_dataloader() for name in batch.problem_ids]
+    val = [name for data in ranks for batch in data.val_dataloader() for name in batch.problem_ids]
+    assert sorted(train) == sorted(ranks[0].problem_ids["train"])
+    assert sorted(val) == sorted(ranks[0].problem_ids["val"])
+    with pytest.raises(ValueError, match="`prompts_per_step` must be at least 2, one for each rank, got 1"):
+        attach(numbers(prompts_per_step=1), plain_tokenizer, world_size=2).train_dataloader()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompts_per_step": 0}, "`prompts_per_step` must be at least 1, got 0"),
+        ({"val_problems": -1}, "`val_problems` must be at least 0, got -1"),
+        ({"val": Listed([], ["1"])}, "sources with different `task` names, got listed, listed"),
+        ({"train": []}, "sources with different `task` names, got none"),
+    ],
+)
+def test_bad_settings_are_refused_when_made(options, message):
+    with pytest.raises(ValueError, match=message):
+        PromptDataModule(**{"train": Listed(["1"])} | options)
+
+
+# --- verification ---
+
+
+class Echo(Verifier):
+    """Says which task judged which completion."""
+
+    def __init__(self, name):
+        self.name = name
+        self.attempts = []
+
+    def verify(self, attempts):
+        self.attempts += attempts
+        return [Verdict(status="correct", reward=1.0, answer=f"{self.name}{a.completion}") for a in attempts]
+
+
+def test_completions_go_to_the_verifier_of_their_task_and_keep_their_order(plain_tokenizer):
+    verifiers = {name: Echo(name) for name in "ab"}
+    sources = [Listed([name * 2], ["v" + name], task=name, verifier=verifiers[name]) for name in "ab"]
+    data = attach(PromptDataModule(sources), plain_tokenizer)
+    (prompts,) = data.train_dataloader()
+    index = torch.tensor([1, 0, 0, 1])
+    completions = Completions(
+        completion_ids=torch.tensor([[5, 6], [7, 0], [8, 0], [9, 1]]),
+        completion_mask=torch.tensor([[True, True], [True, False], [True, False], [True, True]]),
+        truncated=torch.tensor([True, False, False, False]),
+        logprobs=torch.zeros(4, 2),
+        prompt_index=index,
+        seeds=torch.zeros(4, dtype=torch.int64),
+    )
+    verdicts = data.verify(prompts, completions, ["0", "1", "2", "3"])
+    tasks = [prompts.task_names[task] for task in prompts.task_id[index].tolist()]
+    assert [verdict.answer for verdict in verdicts] == [f"{task}{row}" for row, task in enumerate(tasks)]
+    first = next(a for verifier in verifiers.values() for a in verifier.attempts if a.completion == "0")
+    assert (first.completion_ids, first.truncated) == ((5, 6), True)
+    assert first.prompt == prompts.prompts[1]
+    assert first.columns == prompts.columns[1]
+
+
+# --- from configs ---
+
+
+def test_config_makes_sources_verifiers_and_templates():
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(PromptDataModule, "data")
+    package = "lightning_rlvr"
+    config = {
+        "train": {"class_path": f"{package}.data.sources.SumsSource", "init_args": {"size": 3, "max_term": 9}},
+        "val": [
+            {
+                "class_path": f"{package}.data.sources.DatasetSource",
+                "init_args": {
+                    "path": "toy.jsonl",
+                    "columns": {"problem": "question", "answer": "gold"},
+                    "held_out": 0.1,
+                    "verifier": {
+                        "class_path": f"{package}.verify.exact.ExactVerifier",
+                        "init_args": {"extract": "all", "after": ";"},
+                    },
+                    "template": {"user": r"{problem} \boxed{{}}", "chat": "plain"},
+                },
+            }
+        ],
+        "template": {"user": "{problem}!"},
+        "data_seed": 7,
+    }
+    data = parser.instantiate(parser.parse_object({"data": config})).data
+    assert isinstance(data.train_sources[0], SumsSource)
+    assert isinstance(data.train_sources[0].verifier, ExactVerifier)
+    assert data.val_sources[0].verifier.after == ";"
+    assert data.val_sources[0].template == PromptTemplate(user=r"{problem} \boxed{{}}", chat="plain")
+    assert data.template == PromptTemplate(user="{problem}!")
+    assert data.task_names == ("sums", "toy")
+
+
+def test_help_shows_what_the_docstring_says():
+    parser = ArgumentParser()
+    parser.add_class_arguments(PromptDataModule, "data")
+    shown = " ".join(parser.format_help().split())
+    assert "--data.prompts_per_step" in shown
+    assert "Prompts of a rollout batch, over all devices." in shown
+    assert "--data.template.user" in shown

@@ -1,0 +1,238 @@
+import json
+
+import pytest
+
+from lightning_rlvr.data.sources import DatasetSource, Problem, ReasoningGymSource, SumsSource, shuffled
+from lightning_rlvr.verify.exact import ExactVerifier
+
+ROWS = [{"question": f"{i} + 1", "gold": str(i + 1), "level": i} for i in range(10)]
+COLUMNS = {"problem": "question", "answer": "gold"}
+
+
+def write(folder, rows, name="toy.jsonl"):
+    path = folder / name
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n" if name.endswith("l") else json.dumps(rows))
+    return str(path)
+
+
+@pytest.fixture
+def toy(tmp_path):
+    return write(tmp_path, ROWS)
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def texts(problems):
+    return {problem.problem for problem in problems}
+
+
+# --- generators ---
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ReasoningGymSource(size=40, val_size=20, settings={"min_digits": 4, "max_digits": 6}),
+        SumsSource(size=40, val_size=20, max_term=99999),
+    ],
+    ids=["reasoning_gym", "sums"],
+)
+def test_splits_and_data_seeds_share_no_problem(source):
+    drawn = [texts(source.load(split, seed)) for seed in (7, 8) for split in ("train", "val")]
+    assert [len(problems) for problems in drawn] == [40, 20, 40, 20]
+    assert len(set.union(*drawn)) == 120
+
+
+@pytest.mark.parametrize("source", [ReasoningGymSource(size=3), SumsSource(size=3)], ids=["reasoning_gym", "sums"])
+def test_generators_depend_on_the_seed_alone(source):
+    assert source.load("train", 5) == source.load("train", 5) != source.load("train", 6)
+    assert source.verifier.check_columns(source.load("train", 5)[0].columns) is None
+
+
+def test_sums_of_a_small_space_still_split():
+    source = SumsSource(size=60, val_size=40, max_term=9)
+    assert len(texts(source.load("train", 0)) | texts(source.load("val", 0))) == 100
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dataset": "chain_sums"}, "unknown `dataset` 'chain_sums'; choices: .*chain_sum"),
+        ({"settings": {"digits": 3}}, "`settings` of chain_sum do not fit .*digits.*; choices: min_terms, max_terms"),
+        ({"settings": {"seed": 3}}, "`settings` of chain_sum do not fit"),
+        ({"settings": {"min_terms": 9}}, "`settings` of chain_sum do not fit"),
+    ],
+)
+def test_unknown_generator_settings_name_the_choices(options, message):
+    with pytest.raises(ValueError, match=message):
+        ReasoningGymSource(size=1, **options).load("train", 0)
+
+
+@pytest.mark.parametrize("source", [ReasoningGymSource(size=1), SumsSource(size=1)], ids=["reasoning_gym", "sums"])
+def test_misspelt_split_names_the_choices(source):
+    with pytest.raises(ValueError, match="`split` must be one of train, val, got 'valid'"):
+        source.load("valid", 0)
+
+
+# --- files ---
+
+
+def test_columns_are_mapped_and_the_others_kept(toy):
+    source = DatasetSource(toy, columns=COLUMNS)
+    assert source.load("train", 0)[3] == Problem(
+        id="toy/4",
+        problem="3 + 1",
+        columns={"question": "3 + 1", "gold": "4", "level": 3, "problem": "3 + 1", "answer": "4"},
+        task="toy",
+    )
+
+
+def test_nested_columns_are_reached_by_dots(tmp_path):
+    row = {"prompt": [{"content": "1+1?", "role": "user"}], "reward_model": {"ground_truth": "2"}, "index": 9}
+    columns = {"problem": "prompt.0.content", "answer": "reward_model.ground_truth", "id": "index"}
+    (problem,) = DatasetSource(write(tmp_path, [row]), columns=columns).load("train", 0)
+    assert (problem.id, problem.problem, problem.columns["answer"]) == ("toy/9", "1+1?", "2")
+
+
+def test_json_and_parquet_hold_the_same_problems(tmp_path, toy):
+    import datasets
+
+    parquet = str(tmp_path / "toy.parquet")
+    datasets.Dataset.from_list(ROWS).to_parquet(parquet)
+    expected = DatasetSource(toy, columns=COLUMNS).load("train", 0)
+    for path in (write(tmp_path, ROWS, "toy.json"), parquet):
+        assert DatasetSource(path, columns=COLUMNS).load("train", 0) == expected
+
+
+def test_folder_is_read_by_split(tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write(folder, ROWS[:6], "train.jsonl")
+    write(folder, ROWS[6:], "test.jsonl")
+    assert len(DatasetSource(str(folder), columns=COLUMNS).load("train", 0)) == 6
+    assert len(DatasetSource(str(folder), columns=COLUMNS, split="test").load("val", 0)) == 4
+    with pytest.raises(ValueError, match=r"\(name None, split 'tset'\) cannot be loaded: Unknown split"):
+        DatasetSource(str(folder), columns=COLUMNS, split="tset").load("train", 0)
+
+
+@pytest.mark.parametrize(("held_out", "expected"), [(3, 3), (0.2, 2)])
+def test_held_out_rows_are_disjoint_and_drawn_by_data_seed(toy, held_out, expected):
+    source = DatasetSource(toy, columns=COLUMNS, held_out=held_out)
+    train, val = source.load("train", 0), source.load("val", 0)
+    assert len(val) == expected
+    assert texts(train) | texts(val) == {row["question"] for row in ROWS}
+    assert not texts(train) & texts(val)
+    assert {tuple(texts(source.load("val", seed))) for seed in range(5)} != {tuple(texts(val))}
+
+
+def test_nothing_held_out_leaves_all_rows_to_either_split(toy):
+    source = DatasetSource(toy, columns=COLUMNS)
+    assert source.load("train", 0) == source.load("val", 0)
+
+
+def test_repeated_problems_count_once_and_conflicts_not_at_all(tmp_path):
+    rows = [*ROWS[:3], ROWS[0] | {"question": " 0  + 1"}, ROWS[1] | {"gold": "7"}]
+    source = DatasetSource(write(tmp_path, rows), columns=COLUMNS)
+    with pytest.warns(UserWarning, match="gives 1 problems with different answers: left out"):
+        problems = source.load("train", 0)
+    assert [problem.problem for problem in problems] == ["0 + 1", "2 + 1"]
+
+
+def test_limit_reads_no_further(tmp_path):
+    rows = [*ROWS[:2], {"question": "?", "gold": None}]
+    assert len(DatasetSource(write(tmp_path, rows), columns=COLUMNS, limit=2).load("train", 0)) == 2
+
+
+def test_line_separators_inside_strings_are_no_line_ends(tmp_path):
+    path = tmp_path / "toy.jsonl"
+    path.write_text('{"problem": "a\u2028b", "answer": "1"}\n\n', encoding="utf-8")
+    assert DatasetSource(str(path)).load("train", 0)[0].problem == "a\u2028b"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "`path` must hold at least one problem, got none"),
+        ([{"q": "1"}], "has no column 'question', which `columns` names; got q"),
+        ([ROWS[0], {"question": "1"}], "row 2 of .* has no column 'gold', which `columns` names; got question"),
+        ([*ROWS[:2], {"question": "1", "gold": None}], r"row 3 of .* has no answer \(column 'gold'\)"),
+        ([{"question": " ", "gold": "1"}], r"row 1 of .* has no problem \(column 'question'\)"),
+        (["text"], "row 1 of .* must be an object, got str"),
+    ],
+)
+@pytest.mark.parametrize("name", ["toy.jsonl", "toy.json"])
+def test_unusable_rows_are_named(tmp_path, rows, message, name):
+    with pytest.raises(ValueError, match=message):
+        DatasetSource(write(tmp_path, rows, name), columns=COLUMNS).load("train", 0)
+
+
+def test_broken_json_names_the_line(tmp_path):
+    path = tmp_path / "toy.jsonl"
+    path.write_text('{"problem": "1", "answer": "1"}\n{"problem": \n')
+    with pytest.raises(ValueError, match=r"line 2 of .* is not JSON"):
+        DatasetSource(str(path)).load("train", 0)
+
+
+def test_id_column_must_be_unique(tmp_path):
+    path = write(tmp_path, [row | {"level": 0} for row in ROWS])
+    with pytest.raises(ValueError, match="`columns` maps `id` to 'level', whose values must differ"):
+        DatasetSource(path, columns=COLUMNS | {"id": "level"}).load("train", 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "nowhere.jsonl"}, "`path` must be an existing file, got 'nowhere.jsonl'"),
+        ({"split": "tarin"}, "`split` must be train for a single file, got 'tarin'"),
+        ({"name": "main"}, "`name` is for data sets on the hub, got 'main'"),
+        ({"held_out": 10}, "`held_out` must leave a problem to train on, got 10 of 10"),
+    ],
+)
+def test_bad_settings_are_named_on_loading(toy, options, message):
+    with pytest.raises(ValueError, match=message):
+        DatasetSource(**{"path": toy, "columns": COLUMNS} | options).load("train", 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"columns": {"answer": "gold"}}, "`columns` must say which column is `problem`, got answer"),
+        ({"held_out": 1.5}, "`held_out` must be a fraction below 1 or a whole number of rows, got 1.5"),
+        ({"held_out": -1}, "`held_out` must be"),
+        ({"limit": 0}, "`limit` must be at least 1, got 0"),
+        ({"verifier": "maths"}, "unknown verifier 'maths'; choices: .*math"),
+    ],
+)
+def test_bad_settings_are_refused_when_made(options, message):
+    with pytest.raises(ValueError, match=message):
+        DatasetSource("toy.jsonl", **options)
+
+
+def test_hub_without_network_is_one_sentence():
+    with pytest.raises(ValueError, match=r"`path` 'no-one/nothing' \(name main, split 'train'\) cannot be loaded: "):
+        DatasetSource("no-one/nothing", name="main").load("train", 0)
+
+
+def test_missing_package_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("lightning_rlvr.data.sources.find_spec", lambda name: None)
+    with pytest.raises(
+        ImportError, match=r'ReasoningGymSource needs reasoning-gym: pip install "lightning-rlvr\[data\]"'
+    ):
+        ReasoningGymSource()
+    with pytest.raises(ImportError, match=r'needs datasets: pip install "lightning-rlvr\[data\]"'):
+        DatasetSource("no-one/nothing").load("train", 0)
+
+
+def test_verifier_may_be_an_instance():
+    verifier = ExactVerifier()
+    assert SumsSource(verifier=verifier).verifier is verifier
+
+
+def test_shuffled_is_a_permutation_of_the_seed():
+    assert sorted(shuffled(50, 1)) == list(range(50))
+    assert shuffled(50, 1) == shuffled(50, 1) != shuffled(50, 2)

@@ -1,0 +1,100 @@
+import math
+
+import pytest
+
+from lightning_rlvr.verify.base import VERIFIERS, Attempt
+from lightning_rlvr.verify.function import FunctionVerifier
+
+
+def attempts(*columns):
+    return [
+        Attempt(prompt=f"p{i}", completion=f"c{i}", completion_ids=(i, i + 1), truncated=False, columns=row)
+        for i, row in enumerate(columns)
+    ]
+
+
+def rewards_of(*values):
+    return FunctionVerifier(lambda **columns: list(values)).verify(attempts(*[{}] * len(values)))
+
+
+def by_path(prompts, completions, completion_ids, **columns):
+    return [0.5 for _ in completions]
+
+
+def test_registered():
+    assert VERIFIERS["function"] is FunctionVerifier
+
+
+def test_trl_signature_works_unchanged():
+    seen = {}
+
+    def reward(prompts, completions, completion_ids, answer, **columns):
+        seen.update(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
+        return [float(gold == "1") for gold in answer]
+
+    verdicts = FunctionVerifier(reward).verify(attempts({"answer": "1", "level": 3}, {"answer": "2"}))
+    assert [(verdict.status, verdict.reward) for verdict in verdicts] == [("correct", 1.0), ("wrong", 0.0)]
+    assert seen == {
+        "prompts": ["p0", "p1"],
+        "completions": ["c0", "c1"],
+        "completion_ids": [[0, 1], [1, 2]],
+        "level": [3, None],
+    }
+
+
+def test_abstention_is_unscored_never_zero():  # RF-01
+    verdicts = rewards_of(1, None, 0, 1)
+    assert [verdict.status for verdict in verdicts] == ["correct", "error", "wrong", "correct"]
+    assert math.isnan(verdicts[1].reward)
+    assert verdicts[1].reason == "abstained"
+    assert math.isnan(rewards_of(float("nan"))[0].reward)
+
+
+def test_abstaining_from_everything_is_no_crash():  # RF-03
+    assert all(math.isnan(verdict.reward) for verdict in rewards_of(None, None))
+
+
+def test_negative_and_graded_rewards_keep_their_value():
+    assert [(v.status, v.reward) for v in rewards_of(-1, 0.25, True)] == [
+        ("wrong", -1.0),
+        ("correct", 0.25),
+        ("correct", 1.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([1.0], "must return 2 rewards, one for each completion, got 1"),
+        (None, "must return a list of 2 numbers, got NoneType"),
+        ([1.0, "1"], "must return finite numbers or None, got '1' at position 1"),
+        ([1.0, [2]], r"must return finite numbers or None, got \[2\] at position 1"),
+        ([float("inf"), 1.0], "must return finite numbers or None, got inf at position 0"),
+    ],
+)
+def test_bad_returns_are_one_clear_error(returned, message):
+    def broken(**columns):
+        return returned
+
+    with pytest.raises(ValueError, match=f"broken {message}"):
+        FunctionVerifier(broken).verify(attempts({}, {}))
+
+
+def test_exception_names_function_type_and_message():
+    def broken(**columns):
+        raise KeyError("gold")
+
+    with pytest.raises(ValueError, match=r"reward function .*broken raised KeyError: 'gold'") as caught:
+        FunctionVerifier(broken).verify(attempts({}))
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_function_may_be_an_import_path():
+    assert FunctionVerifier("math.isnan").function is math.isnan
+    assert FunctionVerifier(f"{__name__}.by_path").verify(attempts({}))[0].reward == 0.5
+
+
+@pytest.mark.parametrize("path", ["no_such_package.reward", "math.no_such_name", "math.pi", "not a path"])
+def test_path_to_nothing_callable_is_refused(path):
+    with pytest.raises(ValueError, match=r"`function` must be .*import path of a callable, got"):
+        FunctionVerifier(path)
