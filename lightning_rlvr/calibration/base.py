@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
@@ -20,9 +19,11 @@ class RewardCalibrator(Callback, ABC):
     ``group_local`` is False. ``state_dict`` may hold tensors and plain Python only.
     """
 
+    formula: str = ""
+    """What is computed, in symbols; one line for ``rlvr explain``."""
     requires: frozenset[str] = frozenset()
     """Token statistics that ``calibrate`` reads."""
-    centered: ClassVar[bool] = True
+    centered: bool = True
     """Law: the advantages of every group have mean 0."""
     group_local: bool = True
     """Law: a row's advantage depends on its own group alone. If False, the rows of all ranks are gathered first."""
@@ -35,4 +36,6 @@ class RewardCalibrator(Callback, ABC):
         """Update running state from a new rollout; called once for each, before ``calibrate``."""
 
 
-CALIBRATORS: Registry[type[RewardCalibrator]] = Registry("reward calibrator", "lightning_rlvr.reward_calibrators")
+CALIBRATORS: Registry[type[RewardCalibrator]] = Registry(
+    "reward calibrator", "lightning_rlvr.reward_calibrators", "lightning_rlvr.calibration"
+)
