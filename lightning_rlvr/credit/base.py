@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
@@ -20,6 +21,8 @@ class CreditAssigner(Callback, ABC):
     tensors and plain Python only.
     """
 
+    formula: str = ""
+    """What is computed, in symbols; one line for ``rlvr explain``."""
     requires: frozenset[str] = frozenset()
     """Names in ``TOKEN_STATISTICS``: computed in the forward that yields the log-probs, at no extra forward."""
     ablations: frozenset[EvidenceAblation] = frozenset()
@@ -33,5 +36,9 @@ class CreditAssigner(Callback, ABC):
     def assign(self, rollout: Rollout, advantages: Tensor) -> Tensor:
         """Token advantages ``[B, T]`` float32 from ``advantages`` ``[B]``; exactly 0 outside the mask."""
 
+    def diagnostics(self, rollout: Rollout) -> Mapping[str, Tensor]:
+        """What to log about the credit: name -> ``[B, T]``, averaged over valid tokens as ``credit/<name>``."""
+        return {}
 
-CREDIT_ASSIGNERS: Registry[type[CreditAssigner]] = Registry("credit assigner", "lightning_rlvr.credit_assigners")
+
+CREDIT_ASSIGNERS: Registry[type[CreditAssigner]] = Registry("credit assigner", "lightning_rlvr.credit_assigners", "lightning_rlvr.credit")

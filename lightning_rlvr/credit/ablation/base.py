@@ -43,5 +43,5 @@ class EvidenceAblation(ABC):
 
 
 EVIDENCE_ABLATIONS: Registry[type[EvidenceAblation]] = Registry(
-    "evidence ablation", "lightning_rlvr.evidence_ablations"
+    "evidence ablation", "lightning_rlvr.evidence_ablations", "lightning_rlvr.credit.ablation"
 )
