@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.metadata import entry_points
+from pkgutil import iter_modules
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -17,6 +19,7 @@ class Registry(Generic[T]):
     Args:
         kind: What it holds, in the singular, for messages ("credit assigner").
         entry_point_group: Entry point group in which installed packages announce plug-ins; read on first look-up.
+        package: Package of ours whose modules each register one plug-in; imported on first look-up.
 
     Example:
         >>> shapes: Registry[type] = Registry("shape", "lightning_rlvr.doctest_shapes")
@@ -26,9 +29,10 @@ class Registry(Generic[T]):
         (True, False, ('square',))
     """
 
-    def __init__(self, kind: str, entry_point_group: str) -> None:
+    def __init__(self, kind: str, entry_point_group: str, package: str | None = None) -> None:
         self.kind = kind
         self.entry_point_group = entry_point_group
+        self.package = package
         self._plugins: dict[str, T] = {}
         self._loaded = False
 
@@ -49,7 +53,7 @@ class Registry(Generic[T]):
 
     def names(self) -> tuple[str, ...]:
         """All short names, sorted."""
-        self._load_entry_points()
+        self._load()
         return tuple(sorted(self._plugins))
 
     def name_of(self, plugin: object) -> str | None:
@@ -62,13 +66,13 @@ class Registry(Generic[T]):
         Raises:
             ValueError: No such name; the message lists the choices.
         """
-        self._load_entry_points()
+        self._load()
         if name not in self._plugins:
             raise ValueError(f"unknown {self.kind} {name!r}; choices: {', '.join(self.names())}")
         return self._plugins[name]
 
     def __contains__(self, name: object) -> bool:
-        self._load_entry_points()
+        self._load()
         return name in self._plugins
 
     def __iter__(self) -> Iterator[str]:
@@ -80,9 +84,12 @@ class Registry(Generic[T]):
             raise ValueError(f"{self.kind} name {name!r} is taken by {known!r}; choose another name for {plugin!r}")
         self._plugins[name] = plugin  # type: ignore[assignment]  # S is checked against T where the decorator is used
 
-    def _load_entry_points(self) -> None:
+    def _load(self) -> None:
         if self._loaded:
             return
         self._loaded = True
+        if self.package is not None:
+            for module in iter_modules(import_module(self.package).__path__, f"{self.package}."):
+                import_module(module.name)
         for entry in entry_points(group=self.entry_point_group):
             self._add(entry.name, entry.load())

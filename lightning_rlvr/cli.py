@@ -1,0 +1,237 @@
+"""The command line: `rlvr fit | validate | test` are LightningCLI, `rlvr explain` stands beside them."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jsonargparse._util import import_object
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from transformers.utils.logging import disable_progress_bar
+from typing_extensions import override
+
+from lightning_rlvr.calibration.base import CALIBRATORS, RewardCalibrator
+from lightning_rlvr.calibration.zscore import ZScoreCalibrator
+from lightning_rlvr.credit.base import CREDIT_ASSIGNERS, CreditAssigner
+from lightning_rlvr.credit.uniform import UniformCredit
+from lightning_rlvr.data.datamodule import PromptDataModule
+from lightning_rlvr.explain import explain
+from lightning_rlvr.module import RLVRModule
+from lightning_rlvr.monitoring.checkpoint import AtomicCheckpointIO, RunCheckpoint
+from lightning_rlvr.monitoring.progress import StepProgress
+from lightning_rlvr.monitoring.run_folder import RunFolder, RunLogger
+from lightning_rlvr.monitoring.samples import SampleWriter
+from lightning_rlvr.plugins import load_plugins
+from lightning_rlvr.registry import Registry
+
+_DESCRIPTION = """Token-level credit for RLVR. The last value given for a setting wins, files and flags in the order of
+the command line. `rlvr explain -c FILE ...` says in words what a configuration does, without loading the model."""
+
+
+class RunParser(LightningArgumentParser):
+    """Says what is wrong in a few lines, without the usage of two hundred settings."""
+
+    @override
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise ValueError(_explained(message, self)) from ex
+
+
+def _explained(message: str, parser: LightningArgumentParser) -> str:
+    """The parser's message with the choices where a name was not known."""
+    unknown = re.search(r"unrecognized arguments: --([\w.]+)|[Kk]ey '([\w.]+)' is not expected", message)
+    if unknown is not None:
+        name = unknown[1] or unknown[2]
+        settings = [option.removeprefix("--") for action in parser._actions for option in action.option_strings]
+        close = get_close_matches(name, settings, n=3) or get_close_matches(
+            name.rpartition(".")[2], [setting.rpartition(".")[2] for setting in settings], n=3
+        )
+        message = f"unknown setting `{name}`" + (f"; did you mean {' or '.join(close)}?" if close else "")
+    wrong = re.search(r"class_path '([\w.]+)':\s+Option '(\w+)' is not accepted", message)
+    if wrong is not None:
+        plugin = import_object(wrong[1])
+        accepted = [name for name in inspect.signature(plugin.__init__).parameters if name != "self"]
+        message = f"{plugin.__name__} has no setting `{wrong[2]}`; it accepts {', '.join(accepted) or 'none'}"
+    lines = [line.strip() for line in message.splitlines() if line.strip() and "Given value" not in line]
+    return " ".join(lines)
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Keeps the resolved configuration with the run; a resumed run adds its own beside the first."""
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if trainer.log_dir is not None and trainer.is_global_zero:
+            folder, number = Path(trainer.log_dir), 1
+            while (folder / self.config_filename).exists():
+                self.config_filename = f"config.resume-{number}.yaml"
+                number += 1
+        super().setup(trainer, pl_module, stage)
+
+    @override
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        text = self.parser.dump(self.config, skip_none=False, format="yaml")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                block = "".join(f"    {line}\n" for line in text.splitlines())
+                logger.experiment.add_text("run/config", block, trainer.global_step)
+
+
+class RLVRCLI(LightningCLI):
+    """LightningCLI with calibrator, credit and checkpoint as keys of their own.
+
+    A key of its own survives a second configuration file; an entry of `trainer.callbacks` does not.
+    """
+
+    def __init__(self, args: Sequence[str], run: bool = True) -> None:
+        load_plugins()
+        mode = {"parser_mode": "omegaconf+"}
+        super().__init__(
+            RLVRModule,
+            PromptDataModule,
+            save_config_callback=SaveRunConfig,
+            seed_everything_default=0,
+            parser_class=RunParser,
+            parser_kwargs={"description": _DESCRIPTION, **mode, **{name: dict(mode) for name in self.subcommands()}},
+            auto_configure_optimizers=False,
+            args=expand_short_names(args),
+            run=run,
+        )
+
+    @staticmethod
+    @override
+    def subcommands() -> dict[str, set[str]]:
+        commands = LightningCLI.subcommands()
+        return {name: commands[name] for name in ("fit", "validate", "test")}
+
+    @override
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self.config = parser.parse_args(args)
+
+    @override
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--name", type=str, default="run", help="Name of the run: its folder below `runs_dir`.")
+        parser.add_argument("--runs_dir", type=str, default="runs", help="Folder of all runs.")
+        parser.add_lightning_class_args(RewardCalibrator, "calibrator", subclass_mode=True)
+        parser.add_lightning_class_args(CreditAssigner, "credit", subclass_mode=True)
+        parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(SampleWriter, "samples")
+        parser.set_defaults(
+            {
+                "calibrator": {"class_path": _path(ZScoreCalibrator)},
+                "credit": {"class_path": _path(UniformCredit)},
+            }
+        )
+
+    @override
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        settings = self._get(self.config_init, "trainer")
+        if settings.get("logger") in (None, True):
+            kwargs["logger"] = self._run_logger()
+        plugins = settings.get("plugins") or []
+        kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+        bar = [] if settings.get("enable_progress_bar") is False else [StepProgress()]
+        settings["callbacks"] = [*(settings.get("callbacks") or []), RunFolder(), *bar]
+        return super().instantiate_trainer(**kwargs)
+
+    def _run_logger(self) -> RunLogger:
+        """The logger of a new run, or that of the run which ``--ckpt_path`` continues."""
+        runs_dir, name = self._get(self.config, "runs_dir"), self._get(self.config, "name")
+        checkpoint = self._get(self.config, "ckpt_path") if self.subcommand == "fit" else None
+        if checkpoint is not None:
+            run = Path(checkpoint).resolve().parent.parent
+            if (run / "config.yaml").is_file():
+                return RunLogger(save_dir=str(run.parent.parent), name=run.parent.name, version=run.name)
+        return RunLogger(save_dir=runs_dir, name=name)
+
+
+def _path(plugin: type) -> str:
+    return f"{plugin.__module__}.{plugin.__qualname__}"
+
+
+def expand_short_names(args: Sequence[str]) -> list[str]:
+    """Replace registry names after ``--calibrator`` and ``--credit`` by class paths.
+
+    A file, a dotted path, a class name and a JSON object pass as they are.
+
+    Raises:
+        ValueError: The name is none of these; the message lists the choices.
+
+    Example:
+        >>> expand_short_names(["--credit", "uniform", "--calibrator=x.yaml"])
+        ['--credit', 'lightning_rlvr.credit.uniform.UniformCredit', '--calibrator=x.yaml']
+    """
+    registries: dict[str, Registry[Any]] = {"--calibrator": CALIBRATORS, "--credit": CREDIT_ASSIGNERS}
+    expanded: list[str] = []
+    pending: Registry[Any] | None = None
+    for arg in args:
+        flag, equals, value = arg.partition("=")
+        if pending is not None:
+            expanded.append(_expanded(arg, pending))
+            pending = None
+        elif flag in registries and equals:
+            expanded.append(f"{flag}={_expanded(value, registries[flag])}")
+        else:
+            pending = registries.get(arg)
+            expanded.append(arg)
+    return expanded
+
+
+def _expanded(value: str, registry: Registry[Any]) -> str:
+    is_name = value.isidentifier() and value == value.lower()
+    return _path(registry[value]) if is_name else value
+
+
+def quiet_console() -> None:
+    """Silence what libraries print about choices that this project makes on purpose."""
+    disable_progress_bar()
+    for message in (
+        r"Found \d+ module\(s\) in eval mode",  # dropout is off for life
+        r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+        r"The `?\w*_dataloader`? does not have many workers",
+        r"`weights_only` was not set",
+    ):
+        warnings.filterwarnings("ignore", message=message)
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
+        logging.getLogger(name).addFilter(lambda record: not _ADVERTISED.search(record.getMessage()))
+
+
+_ADVERTISED = re.compile(r"litlogger|TPU available|Seed set to|`weights_only` was not set|`Trainer.fit` stopped")
+
+
+@contextmanager
+def one_sentence_errors() -> Iterator[None]:
+    """Inside, a user's mistake ends the process in one sentence, a bug of ours in its traceback."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ImportError, MisconfigurationException) as error:
+        if os.environ.get("RLVR_DEBUG"):
+            raise
+        text = str(error).strip() or type(error).__name__
+        sys.exit(f"rlvr: {text}\n(RLVR_DEBUG=1 shows where this was raised)")
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point of ``rlvr``."""
+    quiet_console()
+    arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
+    with one_sentence_errors():
+        if arguments[0] == "explain":
+            print(explain(RLVRCLI(arguments[1:], run=False)))  # noqa: T201  # the command's output
+        else:
+            RLVRCLI(arguments)
+
+
+if __name__ == "__main__":
+    main()

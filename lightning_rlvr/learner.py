@@ -1,0 +1,257 @@
+"""The optimizer steps on one rollout batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lightning_rlvr.distributed import reduced, sum_gradients, without_gradient_sync
+from lightning_rlvr.functional.divergence import k3
+from lightning_rlvr.functional.losses import LOSS_TYPES
+from lightning_rlvr.functional.random import derive_seed
+from lightning_rlvr.metrics.step import StepMetrics
+from lightning_rlvr.objective import Denominators, Objective, objective
+from lightning_rlvr.pipeline import Scores, assign, micro_batches, score, split_into
+from lightning_rlvr.plugins import Needs
+from lightning_rlvr.types import Rollout, TokenStatistics
+
+if TYPE_CHECKING:
+    from lightning_rlvr.module import RLVRModule
+
+
+_LOGPROBS, _REFERENCE, _CREDIT = "own logprobs", "reference logprobs", "credit"
+
+
+class Learner:
+    """Takes advantages, assigns credit and steps the optimizer.
+
+    With one update for each rollout the statistics are read from the training forward itself, detached, micro-batch
+    by micro-batch: credit costs no forward that would not run anyway. With several updates, or when a plug-in looks
+    beyond its row, a pass without gradient comes first and fixes log-probs, statistics and credit for all of them.
+
+    Args:
+        module: Owner of policy, plug-ins and settings.
+        rollout: Rows of this rank, as they enter the loss.
+        metrics: Where sums for the logs go.
+    """
+
+    def __init__(self, module: RLVRModule, rollout: Rollout, metrics: StepMetrics) -> None:
+        self.module = module
+        self.settings = module.loss_settings
+        self.strategy = module.trainer.strategy
+        self.metrics = metrics
+        self.rollout = rollout
+        self.advantages = torch.zeros_like(rollout.rewards)
+        self.valid = rollout.completion_mask.any(1)
+        self.forwarded = torch.zeros_like(self.valid)
+        self.seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
+        self.flops = 0.0
+        optimizer = module.optimizers()
+        assert not isinstance(optimizer, list)
+        self.optimizer = optimizer
+        self._sampler_logprobs = rollout.old_logprobs
+        self._scored = torch.zeros_like(self.valid)
+        self._columns: dict[str, Tensor] = {}
+        self._weights = [weight for weight in module.policy.parameters() if weight.requires_grad]
+
+    @property
+    def token_advantages(self) -> Tensor:
+        """Credit of all rows ``[B, T]`` float32; 0 in rows that were not forwarded."""
+        return self._column(_CREDIT)
+
+    def take(self, advantages: Tensor) -> None:
+        """Accept the calibrated advantages ``[B]`` and decide which rows have to be forwarded.
+
+        A row with advantage 0 contributes exactly nothing, unless there is a KL or an entropy term, or an assigner
+        that looks at all rows.
+        """
+        self.advantages = advantages
+        every_row = self.settings.needs_all_rows or not self.module.assigner.row_local
+        self.forwarded = self.valid & ((advantages != 0) | every_row)
+
+    def run(self) -> None:
+        """All optimizer steps on this rollout."""
+        single_pass = self.settings.updates_per_rollout == 1 and self.module.assigner.row_local
+        if not single_pass:
+            self._score(self.forwarded & ~self._scored)
+            self._assign_all()
+        for iteration in range(self.settings.num_iterations):
+            for rows in self._minibatches(iteration):
+                self._update(rows, single_pass)
+        if single_pass:
+            self._complete(self.forwarded)
+        self._log()
+
+    # --- scoring without gradient ---
+
+    def score_all(self) -> None:
+        """Score every row now, because the calibrator declared statistics."""
+        self._score(self.valid)
+
+    def _score(self, rows: Tensor) -> None:
+        with self._timed("score"), torch.no_grad():
+            for batch, counts in self._batches(rows):
+                scores = self._forward(self.rollout.rows(batch), self.module.needs)
+                if counts:
+                    self._keep(batch, scores)
+        self._complete(rows)
+
+    def _forward(self, rows: Rollout, needs: Needs) -> Scores:
+        self.flops += self._flops(rows) * (1 + needs.extra_forwards)
+        return score(self.module.policy, rows, needs, temperature=self.module.rollout_settings.temperature)
+
+    def _flops(self, rows: Rollout) -> float:
+        """Estimated operations of one forward."""
+        return 2.0 * self.module.policy.num_parameters * float(rows.prompt_mask.sum() + rows.completion_mask.sum())
+
+    def _column(self, name: str) -> Tensor:
+        if name not in self._columns:
+            self._columns[name] = torch.zeros_like(self._sampler_logprobs)
+        return self._columns[name]
+
+    def _keep(self, batch: Tensor, scores: Scores) -> None:
+        values = {_LOGPROBS: scores.logprobs.detach(), **scores.statistics}
+        if scores.reference_logprobs is not None:
+            values[_REFERENCE] = scores.reference_logprobs
+        for name, rows in values.items():
+            self._column(name)[batch, : rows.shape[1]] = rows
+
+    def _complete(self, rows: Tensor) -> None:
+        """Replace the rollout by one with the trainer's own log-probs and statistics of the rows scored so far."""
+        self._scored = self._scored | rows
+        logprobs = torch.where(self._scored[:, None], self._column(_LOGPROBS), self._sampler_logprobs)
+        hidden = {_LOGPROBS, _REFERENCE, _CREDIT}
+        statistics = {name: values for name, values in self._columns.items() if name not in hidden}
+        self.rollout = self.rollout.scored(logprobs, TokenStatistics(statistics))
+
+    def _assign_all(self) -> None:
+        assigner, rollout, advantages, own = self.module.assigner, self.rollout, self.advantages, slice(None)
+        if not assigner.row_local:
+            rollout, own = self.module.gather_rollouts(rollout)
+            advantages = self.module.gather_rows(advantages)
+        credit = assign(assigner, rollout, advantages)[own]
+        self._columns[_CREDIT] = credit[:, : self._sampler_logprobs.shape[1]] * self.forwarded[:, None]
+
+    # --- one optimizer step ---
+
+    def _minibatches(self, iteration: int) -> Iterator[Tensor]:
+        """Row masks ``[B]``; whole prompts, dealt by the same permutation on every rank."""
+        count = self.settings.num_minibatches
+        if count == 1:
+            yield self.valid
+            return
+        groups = self.rollout.group_index
+        prompts = int(reduced(self.strategy, [float(groups.amax()) + 1], "max")[0])
+        seed = derive_seed(self.module.sample_seed, "minibatches", self.module.progress.rollouts, iteration)
+        order = torch.randperm(prompts, generator=torch.Generator().manual_seed(seed)).to(groups.device)
+        for part in torch.tensor_split(order, count):
+            yield self.valid & torch.isin(groups, part)
+
+    def _update(self, rows: Tensor, single_pass: bool) -> None:
+        denominators = self._denominators(rows)
+        self.optimizer.zero_grad()
+        with self._timed("backward"), without_gradient_sync(self.strategy):
+            for batch, counts in self._batches(rows & self.forwarded):
+                self._backward(batch, counts, denominators, single_pass)
+        with self._timed("optimizer"):
+            sum_gradients(self.strategy, self._weights)
+            self._step()
+
+    def _denominators(self, rows: Tensor) -> Denominators:
+        mask = self.rollout.completion_mask
+        own = [float((rows & self.valid).sum()), float(mask[rows].sum()), float(mask.sum())]
+        sequences, minibatch, total = reduced(self.strategy, own, "sum")
+        local = LOSS_TYPES[self.settings.loss_type].aggregation == "minibatch_token_mean"
+        return Denominators(
+            num_sequences=sequences, num_tokens=minibatch if local else total / self.settings.num_minibatches
+        )
+
+    def _batches(self, rows: Tensor) -> list[tuple[Tensor, bool]]:
+        """Micro-batches of row numbers, as many on every rank; False marks one that only keeps step with others."""
+        numbers = rows.nonzero().flatten()
+        lengths = (self.rollout.prompt_mask.sum(1) + self.rollout.completion_mask.sum(1))[numbers]
+        batches = [numbers[b] for b in micro_batches(lengths, self.settings.max_tokens_per_micro_batch)]
+        count = int(reduced(self.strategy, [float(len(batches))], "max")[0])
+        batches = split_into(batches, count)
+        idle = torch.zeros(1, dtype=torch.int64, device=rows.device)
+        return [(batch, True) for batch in batches] + [(idle, False)] * (count - len(batches))
+
+    def _backward(self, batch: Tensor, counts: bool, denominators: Denominators, single_pass: bool) -> None:
+        rows = self.rollout.rows(batch)
+        mask = rows.completion_mask
+        if single_pass:
+            scores = self._forward(rows, self.module.needs)
+            old_logprobs = scores.logprobs.detach()
+            credit = assign(self.module.assigner, rows.scored(old_logprobs, scores.statistics), self.advantages[batch])
+        else:
+            scores = self._forward(rows, self.module.needs.without_statistics)
+            old_logprobs, credit = rows.old_logprobs, self.token_advantages[batch, : mask.shape[1]]
+            if self.module.needs.reference:
+                scores = replace(scores, reference_logprobs=self._column(_REFERENCE)[batch, : mask.shape[1]])
+        terms = objective(
+            scores,
+            old_logprobs,
+            credit,
+            mask,
+            self.settings,
+            denominators,
+            self.module.rollout_settings.max_completion_length,
+        )
+        self.module.manual_backward(terms.total * counts)
+        self.flops += self._flops(rows) * (1 if self.module.policy_settings.lora is not None else 2)
+        if single_pass and counts:
+            self._keep(batch, scores)
+            self._column(_CREDIT)[batch, : mask.shape[1]] = credit
+        self._count(terms, mask & counts, k3(old_logprobs, scores.logprobs.detach()))
+
+    def _step(self) -> None:
+        limit = self.module.optimizer_settings.max_grad_norm
+        norm = torch.nn.utils.clip_grad_norm_(self._weights, limit if limit > 0 else float("inf"))
+        if not bool(norm.isfinite()):
+            raise RuntimeError(
+                f"gradient norm is {float(norm)} at optimizer step {self.module.trainer.global_step}; the weights "
+                f"were left as they are. Lower `optimizer.learning_rate`, or check the model's dtype."
+            )
+        self.metrics.maximum("policy/grad_norm", norm)
+        self.metrics.maximum("policy/learning_rate", float(self.optimizer.param_groups[0]["lr"]))
+        self.optimizer.step()
+        schedule = self.module.lr_schedulers()
+        assert isinstance(schedule, torch.optim.lr_scheduler.LRScheduler)
+        schedule.step()
+
+    # --- what the logs need ---
+
+    def _count(self, terms: Objective, mask: Tensor, approximate_kl: Tensor) -> None:
+        share = 1.0 if bool(mask.any()) else 0.0
+        for name in self._loss_terms():
+            self.metrics.total(
+                f"loss/{name}", getattr(terms, name).detach() * share / self.settings.updates_per_rollout
+            )
+        self.metrics.mean("policy/clipped_low", terms.clipped_low.float(), mask)
+        self.metrics.mean("policy/clipped_high", terms.clipped_high.float(), mask)
+        self.metrics.mean("policy/approximate_kl", approximate_kl, mask)
+        self.metrics.maximum("policy/ratio_max", terms.ratio[mask])
+
+    def _loss_terms(self) -> list[str]:
+        optional = {"kl": self.settings.beta > 0, "entropy": self.settings.entropy_coef > 0}
+        return ["total", "policy", *(name for name, used in optional.items() if used)]
+
+    def _log(self) -> None:
+        for name in self._loss_terms():
+            self.metrics.total(f"loss/{name}", 0.0)
+        mask = self.rollout.completion_mask & self._scored[:, None]
+        self.metrics.mean("policy/entropy", self._column("entropy"), mask)
+        self.metrics.mean("policy/logprob", self.rollout.old_logprobs, mask)
+        self.metrics.mean("policy/sampler_gap", (self._sampler_logprobs - self.rollout.old_logprobs).abs(), mask)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - started

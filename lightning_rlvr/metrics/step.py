@@ -1,0 +1,79 @@
+"""Scalars of one training step, exact over ranks at the price of two small collectives."""
+
+from __future__ import annotations
+
+import torch
+from lightning.pytorch.strategies import Strategy
+from torch import Tensor
+
+
+class StepMetrics:
+    """Collects sums, counts and maxima of this rank; ``reduce`` turns them into scalars of the global batch.
+
+    Adding to a name again accumulates. Every rank must add the same names; a mean over nothing is left out.
+
+    Example:
+        >>> metrics = StepMetrics()
+        >>> metrics.mean("length", torch.tensor([3.0, 5.0, 9.0]), torch.tensor([True, True, False]))
+        >>> metrics.maximum("longest", torch.tensor([3.0, 9.0]))
+        >>> metrics.scalars()
+        {'length': 4.0, 'longest': 9.0}
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+        self._totals: dict[str, Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
+
+    def mean(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
+        """Mean over all entries of ``values`` (any shape) where ``mask`` (same shape) is True; NaNs are left out."""
+        keep = ~values.isnan() if mask is None else mask & ~values.isnan()
+        self.ratio(name, values.double().masked_fill(~keep, 0.0).sum(), keep.sum())
+
+    def ratio(self, name: str, numerator: Tensor, denominator: Tensor) -> None:
+        """Sum of ``numerator`` over ranks divided by that of ``denominator``."""
+        above, below = self._sums.get(name, (0.0, 0.0))
+        self._sums[name] = (numerator.double() + above, denominator.double() + below)
+
+    def total(self, name: str, value: Tensor | float) -> None:
+        """Sum over ranks."""
+        self._totals[name] = torch.as_tensor(value, dtype=torch.float64) + self._totals.get(name, 0.0)
+
+    def maximum(self, name: str, values: Tensor | float) -> None:
+        """Largest entry over ranks; an empty tensor adds nothing."""
+        values = torch.as_tensor(values, dtype=torch.float64).flatten()
+        so_far = self._maxima.get(name, values.new_tensor(-torch.inf))
+        self._maxima[name] = torch.cat([values, so_far.reshape(1)]).amax()
+
+    def reduce(self, strategy: Strategy) -> dict[str, float]:
+        """Scalars over all ranks; a collective call."""
+        sums, maxima = self._flat()
+        return self._named(_reduced(strategy, sums, "sum"), _reduced(strategy, maxima, "max"))
+
+    def scalars(self) -> dict[str, float]:
+        """Scalars of this rank alone."""
+        return self._named(*self._flat())
+
+    def _flat(self) -> tuple[list[float], list[float]]:
+        sums = [float(part) for name in sorted(self._sums) for part in self._sums[name]]
+        sums += [float(self._totals[name]) for name in sorted(self._totals)]
+        return sums, [float(self._maxima[name]) for name in sorted(self._maxima)]
+
+    def _named(self, sums: list[float], maxima: list[float]) -> dict[str, float]:
+        values = iter(sums)
+        named: dict[str, float] = {}
+        for name in sorted(self._sums):
+            numerator, denominator = next(values), next(values)
+            if denominator != 0:
+                named[name] = numerator / denominator
+        named.update(zip(sorted(self._totals), values, strict=True))
+        named.update((name, v) for name, v in zip(sorted(self._maxima), maxima, strict=True) if v > -float("inf"))
+        return dict(sorted(named.items()))
+
+
+def _reduced(strategy: Strategy, values: list[float], operation: str) -> list[float]:
+    reduced = strategy.reduce(
+        torch.tensor(values, dtype=torch.float64, device=strategy.root_device), reduce_op=operation
+    )
+    assert isinstance(reduced, Tensor)
+    return [float(value) for value in reduced]

@@ -1,0 +1,344 @@
+"""The LightningModule that owns rollout and loss; what may vary comes in as callbacks."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torchmetrics import MeanMetric
+from transformers import PreTrainedTokenizerBase, get_scheduler
+from typing_extensions import override
+
+from lightning_rlvr.calibration.base import RewardCalibrator
+from lightning_rlvr.credit.base import CreditAssigner
+from lightning_rlvr.data.datamodule import PromptDataModule
+from lightning_rlvr.distributed import gather_rollouts, gather_rows
+from lightning_rlvr.learner import Learner
+from lightning_rlvr.metrics.step import StepMetrics
+from lightning_rlvr.monitoring.scalars import StepRecord, log_record
+from lightning_rlvr.pipeline import Collection, calibrate, collect, without_truncated
+from lightning_rlvr.plugins import Needs, find_all, find_one, unite_needs
+from lightning_rlvr.policy.loading import load_policy, load_tokenizer
+from lightning_rlvr.policy.policy import Policy
+from lightning_rlvr.policy.settings import PolicySettings
+from lightning_rlvr.rollout.base import ENGINES, RolloutEngine, Sampling
+from lightning_rlvr.settings import EvaluationSettings, LossSettings, OptimizerSettings, RolloutSettings
+from lightning_rlvr.types import PromptBatch, Rollout
+
+
+@dataclass
+class Progress:
+    """What a run has consumed so far; saved with it, and the x-axes of comparisons at equal compute."""
+
+    rollouts: int = 0
+    sampled_tokens: int = 0
+    seconds: float = 0.0
+    flops: float = 0.0
+    """Estimated: 2 operations for each parameter and token of a forward, 4 of a forward for its backward."""
+
+
+class RLVRModule(LightningModule):
+    """Reinforcement learning with verifiable rewards: sample, verify, calibrate, assign credit, step.
+
+    One ``training_step`` is one rollout batch and ``loss.num_iterations * loss.num_minibatches`` optimizer steps,
+    under manual optimization; ``trainer.global_step`` and ``trainer.max_steps`` count optimizer steps. The trainer
+    must hold exactly one RewardCalibrator and one CreditAssigner among its callbacks.
+
+    Args:
+        policy: Which model is trained, and its adapter.
+        rollout: How completions are sampled.
+        loss: Surrogate, aggregation, KL and entropy terms.
+        optimizer: AdamW, its schedule and clipping.
+        evaluation: How held-out problems are sampled.
+    """
+
+    policy: Policy
+    engine: RolloutEngine
+    calibrator: RewardCalibrator
+    assigner: CreditAssigner
+    needs: Needs
+
+    def __init__(
+        self,
+        policy: PolicySettings = PolicySettings(),
+        rollout: RolloutSettings = RolloutSettings(),
+        loss: LossSettings = LossSettings(),
+        optimizer: OptimizerSettings = OptimizerSettings(),
+        evaluation: EvaluationSettings = EvaluationSettings(),
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.strict_loading = False  # checkpoints hold what trains, not the base model
+        self.policy_settings = policy
+        self.rollout_settings = rollout
+        self.loss_settings = loss
+        self.optimizer_settings = optimizer
+        self.evaluation_settings = evaluation
+        self.progress = Progress()
+        self._evaluated = {name: MeanMetric() for name in ("accuracy", "reward", "length", "truncated", "no_answer")}
+
+    # --- set-up: everything that can be wrong is wrong here, before the first token is sampled ---
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The policy's tokenizer, loaded without its weights."""
+        return load_tokenizer(self.policy_settings)
+
+    @override
+    def setup(self, stage: str) -> None:
+        self.engine = ENGINES[self.rollout_settings.engine]()
+        if stage != "fit":
+            return
+        self.calibrator = find_one(self.trainer, RewardCalibrator)
+        self.assigner = find_one(self.trainer, CreditAssigner)
+        self.needs = unite_needs(
+            self.calibrator,
+            self.assigner,
+            reference=self.loss_settings.beta > 0,
+            entropy_gradient=self.loss_settings.entropy_coef > 0,
+        )
+        updates = self.loss_settings.updates_per_rollout
+        if self.trainer.max_steps > 0 and self.trainer.max_steps % updates:
+            raise ValueError(
+                f"`trainer.max_steps` counts optimizer steps and must be a multiple of num_iterations * "
+                f"num_minibatches = {updates}, got {self.trainer.max_steps}"
+            )
+        if self.optimizer_settings.lr_scheduler != "constant" and self.trainer.max_steps < 0:
+            raise ValueError(
+                f"`optimizer.lr_scheduler` {self.optimizer_settings.lr_scheduler!r} needs `trainer.max_steps` as its "
+                f"length, got none"
+            )
+        if self.datamodule.prompts_per_step < self.loss_settings.num_minibatches:
+            raise ValueError(
+                f"`loss.num_minibatches` must be at most `data.prompts_per_step` = {self.datamodule.prompts_per_step} "
+                f"(prompts stay whole), got {self.loss_settings.num_minibatches}"
+            )
+        if not isinstance(self.trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+            raise ValueError(
+                f"`trainer.strategy` must be one device or ddp, got {type(self.trainer.strategy).__name__}"
+            )
+
+    @property
+    def datamodule(self) -> PromptDataModule:
+        """The data module: it owns the gold answers and therefore the verifiers."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]  # set by the data connector
+        if not isinstance(data, PromptDataModule):
+            raise TypeError(f"RLVRModule needs `datamodule=PromptDataModule(...)`, got {type(data).__name__}")
+        return data
+
+    @override
+    def configure_model(self) -> None:
+        if not hasattr(self, "policy"):
+            ablations = (a for plugin in find_all(self.trainer, CreditAssigner) for a in plugin.ablations)
+            reference = self.loss_settings.beta > 0 or any(ablation.reference for ablation in ablations)
+            self.policy = load_policy(self.policy_settings, with_reference=reference)
+
+    @override
+    def configure_optimizers(self) -> Any:
+        settings = self.optimizer_settings
+        optimizer = torch.optim.AdamW(
+            [weight for weight in self.policy.parameters() if weight.requires_grad],
+            lr=settings.learning_rate,
+            betas=(settings.adam_beta1, settings.adam_beta2),
+            weight_decay=settings.weight_decay,
+        )
+        name = "constant_with_warmup" if settings.lr_scheduler == "constant" else settings.lr_scheduler
+        schedule = get_scheduler(
+            name,
+            optimizer,
+            num_warmup_steps=settings.warmup_steps,
+            num_training_steps=max(1, self.trainer.max_steps),  # type: ignore[arg-type]  # annotated as optional str
+        )
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    @override
+    def on_fit_start(self) -> None:
+        self.engine.sync(self.policy)
+
+    # --- one step ---
+
+    @override
+    def training_step(self, prompts: PromptBatch, batch_idx: int) -> dict[str, StepRecord]:
+        started = time.perf_counter()
+        metrics = StepMetrics()
+        collection = self._collect(prompts)
+        learner = Learner(self, self._loss_rows(collection), metrics)
+        if self.calibrator.requires:
+            learner.score_all()
+        learner.take(calibrate(self.calibrator, learner.rollout, self.gather_rollouts))
+        learner.run()
+        record = StepRecord(
+            collection=collection,
+            rollout=learner.rollout,
+            advantages=learner.advantages,
+            token_advantages=learner.token_advantages,
+            forwarded=learner.forwarded,
+        )
+        log_record(metrics, record, self.assigner)
+        self._log_step(metrics, record, learner, time.perf_counter() - started)
+        return {"record": record}
+
+    def _collect(self, prompts: PromptBatch) -> Collection:
+        return collect(
+            self.policy,
+            self.engine,
+            self.datamodule.verify,
+            prompts,
+            Sampling(
+                temperature=self.rollout_settings.temperature,
+                max_completion_length=self.rollout_settings.max_completion_length,
+            ),
+            num_generations=self.rollout_settings.num_generations,
+            seed_parts=(self.sample_seed, "train", self.progress.rollouts),
+            first_group=self.global_rank,
+            group_stride=self.trainer.world_size,
+        )
+
+    @property
+    def sample_seed(self) -> int:
+        """Seed of the sampling: the setting, or else the data seed."""
+        seed = self.rollout_settings.sample_seed
+        return self.datamodule.data_seed if seed is None else seed
+
+    def _loss_rows(self, collection: Collection) -> Rollout:
+        if not self.loss_settings.mask_truncated_completions:
+            return collection.rollout
+        rollout = without_truncated(collection.rollout)
+        if not bool(rollout.completion_mask.any()):
+            rank_zero_warn("every completion of this rollout was truncated and masked: it contributes no gradient")
+        return rollout
+
+    def gather_rollouts(self, rollout: Rollout) -> tuple[Rollout, slice]:
+        """The rows of all ranks in rank order, padded to common widths, and which of them are this rank's.
+
+        Model inputs stay behind: no plug-in that looks at the whole batch may depend on them.
+        """
+        if self.trainer.world_size == 1:
+            return rollout, slice(None)
+        return gather_rollouts(rollout, self.global_rank)
+
+    def gather_rows(self, values: Tensor) -> Tensor:
+        """``[B]`` values of all ranks, in rank order."""
+        return values if self.trainer.world_size == 1 else gather_rows(values)
+
+    def _log_step(self, metrics: StepMetrics, record: StepRecord, learner: Learner, seconds: float) -> None:
+        collection = record.collection
+        lengths = collection.rollout.completion_mask.sum()
+        metrics.total("sampled_tokens", lengths)
+        metrics.total("flops", learner.flops + self._rollout_flops(collection.rollout))
+        metrics.maximum("time/step", seconds)
+        metrics.maximum("time/rollout", collection.rollout_seconds)
+        metrics.maximum("time/verify", collection.verify_seconds)
+        for name, value in learner.seconds.items():
+            metrics.maximum(f"time/{name}", value)
+        scalars = metrics.reduce(self.trainer.strategy)
+        scalars["advantage/rms"] = scalars.pop("advantage/mean_square", 0.0) ** 0.5
+        for name in [name for name in scalars if name.startswith("advantage/mean_square_")]:
+            scalars[name.replace("mean_square", "rms")] = scalars.pop(name) ** 0.5
+        sampled = scalars.pop("sampled_tokens")
+        scalars["time/tokens_per_second"] = sampled / max(scalars["time/rollout"], 1e-9)
+        self.progress.rollouts += 1
+        self.progress.sampled_tokens += int(sampled)
+        self.progress.seconds += scalars["time/step"]
+        self.progress.flops += scalars.pop("flops")
+        scalars["time/total_rollouts"] = self.progress.rollouts
+        scalars["time/total_sampled_tokens"] = self.progress.sampled_tokens
+        scalars["time/total_seconds"] = self.progress.seconds
+        scalars["time/total_flops"] = self.progress.flops
+        self._write(scalars)
+        shown = {"reward/mean", "completion/length", "loss/total"}
+        self.log_dict({k: v for k, v in scalars.items() if k not in shown}, logger=False)
+        self.log_dict({k: scalars.get(k, float("nan")) for k in sorted(shown)}, logger=False, prog_bar=True)
+
+    def _write(self, scalars: dict[str, float]) -> None:
+        for logger in self.trainer.loggers:
+            logger.log_metrics(scalars, step=self.trainer.global_step)
+
+    def _rollout_flops(self, rollout: Rollout) -> float:
+        first_rows = torch.unique(rollout.group_index).numel() / len(rollout)
+        tokens = float(rollout.completion_mask.sum()) + float(rollout.prompt_mask.sum()) * first_rows
+        return 2.0 * self.policy.num_parameters * tokens
+
+    # --- held-out problems ---
+
+    @override
+    def validation_step(self, prompts: PromptBatch, batch_idx: int) -> None:
+        self._evaluate(prompts)
+
+    @override
+    def test_step(self, prompts: PromptBatch, batch_idx: int) -> None:
+        self._evaluate(prompts)
+
+    def _evaluate(self, prompts: PromptBatch) -> None:
+        settings = self.evaluation_settings
+        collection = collect(
+            self.policy,
+            self.engine,
+            self.datamodule.verify,
+            prompts,
+            Sampling(
+                temperature=settings.temperature,
+                max_completion_length=settings.max_completion_length or self.rollout_settings.max_completion_length,
+            ),
+            num_generations=settings.num_samples,
+            seed_parts=(self.sample_seed, "evaluation"),
+        )
+        statuses = [verdict.status for verdict in collection.verdicts]
+        rollout = collection.rollout
+        rewards = rollout.rewards
+        self._evaluated["accuracy"].update(torch.tensor([float(s == "correct") for s in statuses]))
+        self._evaluated["no_answer"].update(torch.tensor([float(s == "no_answer") for s in statuses]))
+        self._evaluated["reward"].update(rewards[~rewards.isnan()])
+        self._evaluated["length"].update(rollout.completion_mask.sum(1).float())
+        self._evaluated["truncated"].update(rollout.truncated.float())
+
+    @override
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation()
+
+    @override
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation()
+
+    def _log_evaluation(self) -> None:
+        scalars = {f"eval/{name}": float(metric.compute()) for name, metric in self._evaluated.items()}
+        for metric in self._evaluated.values():
+            metric.reset()
+        self.log_dict(scalars, logger=False)
+        self._write(scalars)
+
+    # --- checkpoints: what trains, what was consumed, and every random state ---
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = self.policy.trainable_state_dict()
+        checkpoint["progress"] = vars(self.progress)
+        name, keys, *rest = np.random.get_state(legacy=True)
+        checkpoint["random_states"] = {
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "numpy": (name, keys.tolist(), *rest),
+            "python": random.getstate(),
+        }
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.policy.load_trainable_state_dict(checkpoint["state_dict"])
+        checkpoint["state_dict"] = {}
+        self.progress = Progress(**checkpoint["progress"])
+        states = checkpoint["random_states"]
+        torch.set_rng_state(states["torch"])
+        if states["cuda"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(states["cuda"])
+        np.random.set_state(tuple(states["numpy"]))
+        version, internal, gauss = states["python"]
+        random.setstate((version, tuple(internal), gauss))

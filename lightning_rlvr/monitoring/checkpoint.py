@@ -1,0 +1,85 @@
+"""How a run is saved: atomically, at an interval and at the end, with an adapter that plain peft loads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from typing_extensions import override
+
+from lightning_rlvr.module import RLVRModule
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and moves it there, so that a full disk never costs the previous one."""
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        target = Path(path)
+        partial = target.with_name(f".{target.name}.partial")
+        try:
+            super().save_checkpoint(checkpoint, partial, storage_options)
+            partial.replace(target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            message = f"could not save the checkpoint ({error.strerror or error}); earlier ones are intact"
+            raise OSError(error.errno, message, str(path)) from error
+
+
+class RunCheckpoint(Checkpoint):
+    """Saves `checkpoints/last.ckpt` every few optimizer steps and at the end, then the trained weights as a folder.
+
+    Args:
+        every_n_steps: Optimizer steps between two saves.
+        keep_all: Also keep a checkpoint of each save, `step=N.ckpt`.
+        save_adapter: At the end write `adapter/`, which plain peft loads (the whole model when there is no adapter).
+        save_merged: At the end write `merged/`, which plain transformers loads.
+    """
+
+    def __init__(
+        self, every_n_steps: int = 20, keep_all: bool = False, save_adapter: bool = True, save_merged: bool = False
+    ) -> None:
+        if every_n_steps < 1:
+            raise ValueError(f"`checkpoint.every_n_steps` must be >= 1, got {every_n_steps}")
+        self.every_n_steps = every_n_steps
+        self.keep_all = keep_all
+        self.save_adapter = save_adapter
+        self.save_merged = save_merged
+        self._saved_step = 0
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._saved_step = trainer.global_step
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step - self._saved_step >= self.every_n_steps:
+            self._save(trainer)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.log_dir is None or not isinstance(pl_module, RLVRModule):
+            return
+        if trainer.global_step > self._saved_step:
+            self._save(trainer)
+        if trainer.is_global_zero and self.save_adapter:
+            pl_module.policy.save(Path(trainer.log_dir) / "adapter")
+        if trainer.is_global_zero and self.save_merged:
+            pl_module.policy.save(Path(trainer.log_dir) / "merged", merged=True)
+
+    def _save(self, trainer: Trainer) -> None:
+        if trainer.log_dir is None:
+            return
+        folder = Path(trainer.log_dir) / "checkpoints"
+        if self.keep_all:
+            trainer.save_checkpoint(folder / f"step={trainer.global_step}.ckpt")
+        trainer.save_checkpoint(folder / "last.ckpt")
+        self._saved_step = trainer.global_step

@@ -1,0 +1,111 @@
+"""Writes a few completions of each logged step, with the credit of every token, to TensorBoard and to a file."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+from typing_extensions import override
+
+from lightning_rlvr.module import RLVRModule
+from lightning_rlvr.monitoring.scalars import StepRecord
+
+
+class SampleWriter(Callback):
+    """Sample completions as text, read-only.
+
+    Args:
+        every_n_steps: Optimizer steps between two samples; the first step is always written.
+        num_samples: Completions each time: of the first prompts that carry signal, best and worst of each.
+    """
+
+    def __init__(self, every_n_steps: int = 10, num_samples: int = 4) -> None:
+        if every_n_steps < 1 or num_samples < 1:
+            raise ValueError(f"`every_n_steps` and `num_samples` must be >= 1, got {every_n_steps} and {num_samples}")
+        self.every_n_steps = every_n_steps
+        self.num_samples = num_samples
+        self._last: int | None = None
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        due = self._last is None or step - self._last >= self.every_n_steps
+        if not (due and trainer.is_global_zero and isinstance(pl_module, RLVRModule)):
+            return
+        self._last = step
+        rows = _chosen(outputs["record"], self.num_samples)
+        samples = [_described(outputs["record"], row, pl_module) for row in rows]
+        if trainer.log_dir is not None:
+            folder = Path(trainer.log_dir) / "samples"
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
+            (folder / f"step_{step:06d}.jsonl").write_text(lines, encoding="utf-8")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                text = "\n\n---\n\n".join(_rendered(sample) for sample in samples)
+                logger.experiment.add_text("samples/completions", text, step)
+
+
+def _chosen(record: StepRecord, count: int) -> list[int]:
+    """Rows with the largest positive and negative advantages, alternating."""
+    order = record.advantages.argsort(descending=True, stable=True).tolist()
+    best, worst = order[: (count + 1) // 2], order[::-1][: count // 2]
+    return sorted({*best, *worst}, key=order.index)
+
+
+def _described(record: StepRecord, row: int, module: RLVRModule) -> dict[str, Any]:
+    collection, rollout = record.collection, record.rollout
+    prompt = int(collection.prompt_index[row])
+    verdict = collection.verdicts[row]
+    length = int(collection.rollout.completion_mask[row].sum())
+    ids = collection.rollout.completion_ids[row, :length].tolist()
+    return {
+        "problem_id": collection.prompts.problem_ids[prompt],
+        "prompt": collection.prompts.prompts[prompt],
+        "completion": collection.texts[row],
+        "status": verdict.status,
+        "answer": verdict.answer,
+        "reason": verdict.reason,
+        "reward": None if verdict.reward != verdict.reward else verdict.reward,
+        "advantage": float(record.advantages[row]),
+        "truncated": bool(rollout.truncated[row]),
+        "tokens": [module.tokenizer.decode([token]) for token in ids],
+        "token_advantages": [round(value, 5) for value in record.token_advantages[row, :length].tolist()],
+    }
+
+
+def _rendered(sample: dict[str, Any]) -> str:
+    """Markdown in which nothing of prompt or completion is markup, with tokens shaded by their share of the credit."""
+    answer = "none" if sample["answer"] is None else sample["answer"]
+    head = (
+        f"**{sample['status']}**, reward {sample['reward']}, advantage {sample['advantage']:+.3f}, "
+        f"{len(sample['tokens'])} tokens{', truncated' if sample['truncated'] else ''}"
+    )
+    answer = f"answer: <code>{_escaped(answer)}</code>"
+    return "\n\n".join([head, f"<pre>{_escaped(sample['prompt'])}</pre>", _shaded(sample), answer])
+
+
+def _shaded(sample: dict[str, Any]) -> str:
+    """One line for each token: credit as a bar, then the token; TensorBoard strips colours but keeps tables."""
+    advantage = sample["advantage"]
+    rows = ["| token | weight | |", "|---|---|---|"]
+    for token, credit in zip(sample["tokens"], sample["token_advantages"], strict=True):
+        weight = credit / advantage if advantage else 0.0
+        bar = "#" * min(40, round(8 * abs(weight)))
+        rows.append(f"| <code>{_escaped(json.dumps(token, ensure_ascii=False)[1:-1])}</code> | {weight:.2f} | {bar} |")
+    return "\n".join(rows)
+
+
+def _escaped(text: str) -> str:
+    """HTML-escaped, and with the characters that Markdown would read replaced by entities."""
+    escaped = html.escape(text)
+    for character in "\\`*_{}[]()#+-.!|$~":
+        escaped = escaped.replace(character, f"&#{ord(character)};") if character not in "#" else escaped
+    return escaped

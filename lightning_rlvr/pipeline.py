@@ -1,0 +1,252 @@
+"""From prompts to token advantages: collect, score, calibrate, assign; one function for each line of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lightning_rlvr.calibration.base import RewardCalibrator
+from lightning_rlvr.credit.base import CreditAssigner
+from lightning_rlvr.functional.random import derive_seed
+from lightning_rlvr.plugins import Needs
+from lightning_rlvr.policy.policy import Policy
+from lightning_rlvr.rollout.base import RolloutEngine, Sampling
+from lightning_rlvr.types import Completions, PromptBatch, Rollout, TokenStatistics
+from lightning_rlvr.verify.base import Verdict
+
+Verify = Callable[[PromptBatch, Completions, Sequence[str]], list[Verdict]]
+Gather = Callable[[Rollout], tuple[Rollout, slice]]
+"""Rows of this rank -> rows of all ranks, and where those of this rank are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collection:
+    """A rollout with what only logs need: texts, verdicts and the time that sampling and verifying took."""
+
+    rollout: Rollout
+    prompts: PromptBatch
+    prompt_index: Tensor
+    texts: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
+    rollout_seconds: float
+    verify_seconds: float
+
+
+def collect(
+    policy: Policy,
+    engine: RolloutEngine,
+    verify: Verify,
+    prompts: PromptBatch,
+    sampling: Sampling,
+    *,
+    num_generations: int,
+    seed_parts: tuple[int | str, ...],
+    first_group: int = 0,
+    group_stride: int = 1,
+) -> Collection:
+    """Sample ``num_generations`` completions for each prompt and verify them.
+
+    Args:
+        policy: Samples and decodes.
+        engine: How it samples.
+        verify: Completions to verdicts, in row order.
+        prompts: N prompts.
+        sampling: Temperature and budget.
+        num_generations: Completions for each prompt; rows of a prompt are neighbours.
+        seed_parts: With problem and sample number, what a row's seed is made of (run seed, step).
+        first_group: Number of the first prompt in the global batch.
+        group_stride: Distance between the numbers of neighbouring prompts.
+    """
+    prompt_index = torch.arange(len(prompts), device=prompts.prompt_ids.device).repeat_interleave(num_generations)
+    seeds = torch.tensor(
+        [derive_seed(*seed_parts, name, sample) for name in prompts.problem_ids for sample in range(num_generations)],
+        dtype=torch.int64,
+        device=prompt_index.device,
+    )
+    started = time.perf_counter()
+    completions = engine.generate(policy, prompts, prompt_index, seeds, sampling)
+    if len(completions.completion_ids) != len(seeds) or not bool(completions.completion_mask.any(1).all()):
+        raise ValueError(
+            f"{type(engine).__name__} must return one non-empty completion for each of {len(seeds)} rows, got "
+            f"{int(completions.completion_mask.any(1).sum())} (prompts: {', '.join(prompts.problem_ids)})"
+        )
+    texts = decode(policy, completions)
+    sampled = time.perf_counter()
+    verdicts = verify(prompts, completions, texts)
+    verified = time.perf_counter()
+    index = completions.prompt_index
+    rollout = Rollout(
+        prompt_ids=prompts.prompt_ids[index],
+        prompt_mask=prompts.prompt_mask[index],
+        evidence_mask=prompts.evidence_mask[index],
+        completion_ids=completions.completion_ids,
+        completion_mask=completions.completion_mask,
+        group_index=index * group_stride + first_group,
+        task_id=prompts.task_id[index],
+        rewards=torch.tensor([verdict.reward for verdict in verdicts], dtype=torch.float32, device=index.device),
+        truncated=completions.truncated,
+        seeds=completions.seeds,
+        old_logprobs=completions.logprobs,
+        statistics=TokenStatistics(),
+        model_inputs={name: tuple(rows[i] for i in index.tolist()) for name, rows in prompts.model_inputs.items()},
+    )
+    return Collection(
+        rollout=rollout,
+        prompts=prompts,
+        prompt_index=index,
+        texts=texts,
+        verdicts=tuple(verdicts),
+        rollout_seconds=sampled - started,
+        verify_seconds=verified - sampled,
+    )
+
+
+def decode(policy: Policy, completions: Completions) -> tuple[str, ...]:
+    """Completion texts, without padding and special tokens."""
+    rows = zip(completions.completion_ids.tolist(), completions.completion_mask.sum(1).tolist(), strict=True)
+    return tuple(policy.tokenizer.decode(ids[:length], skip_special_tokens=True) for ids, length in rows)
+
+
+def without_truncated(rollout: Rollout) -> Rollout:
+    """The same rows, but truncated ones keep no valid token: they leave loss, statistics and normalisers alike."""
+    mask = rollout.completion_mask & ~rollout.truncated[:, None]
+    return replace(rollout, completion_mask=mask, old_logprobs=rollout.old_logprobs * mask)
+
+
+@torch.no_grad()
+def calibrate(calibrator: RewardCalibrator, rollout: Rollout, gather: Gather) -> Tensor:
+    """Advantages ``[B]`` float32 of this rank's rows, after the calibrator has observed the rollout.
+
+    Raises:
+        ValueError: The calibrator returned another shape or dtype, or a value that is not finite.
+    """
+    seen, own = (rollout, slice(None)) if calibrator.group_local else gather(rollout)
+    calibrator.observe(seen)
+    return _checked(calibrator, "calibrate", calibrator.calibrate(seen), seen.rewards)[own]
+
+
+@torch.no_grad()
+def assign(assigner: CreditAssigner, rollout: Rollout, advantages: Tensor) -> Tensor:
+    """Token advantages ``[B, T]`` float32.
+
+    Raises:
+        ValueError: The assigner returned another shape or dtype, a value that is not finite, or credit outside the
+            mask.
+    """
+    credit = _checked(assigner, "assign", assigner.assign(rollout, advantages), rollout.old_logprobs)
+    if bool((credit * ~rollout.completion_mask).any()):
+        raise ValueError(f"`{type(assigner).__name__}.assign` gave credit to tokens outside `completion_mask`")
+    return credit
+
+
+def _checked(plugin: RewardCalibrator | CreditAssigner, method: str, values: Tensor, like: Tensor) -> Tensor:
+    name = f"`{type(plugin).__name__}.{method}`"
+    if values.shape != like.shape or values.dtype != torch.float32:
+        raise ValueError(
+            f"{name} must return float32 of shape {list(like.shape)}, got {values.dtype} of shape {list(values.shape)}"
+        )
+    if not bool(values.isfinite().all()):
+        raise ValueError(f"{name} returned values that are not finite in rows {_rows_not_finite(values)}")
+    return values
+
+
+def _rows_not_finite(values: Tensor) -> list[int]:
+    return (~values.isfinite()).reshape(len(values), -1).any(1).nonzero().flatten().tolist()[:8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What forwards say about the tokens of some rows, each ``[b, T]`` float32, 0 outside the mask."""
+
+    logprobs: Tensor
+    """Nats at the sampling temperature; with gradient where one was asked for."""
+    entropy: Tensor | None
+    """Nats, with gradient; only if the entropy enters the loss."""
+    reference_logprobs: Tensor | None
+    """Nats under the reference policy; only if the loss has a KL term."""
+    statistics: TokenStatistics
+    """Every declared statistic, detached."""
+
+
+def score(policy: Policy, rollout: Rollout, needs: Needs, *, temperature: float) -> Scores:
+    """Log-probs and every declared statistic: one forward, and one without gradient for each thing that needs it."""
+    sides = {"prompt_ids": rollout.prompt_ids, "prompt_mask": rollout.prompt_mask}
+    completion = {"completion_ids": rollout.completion_ids, "completion_mask": rollout.completion_mask}
+    own = policy.score(
+        **sides,
+        **completion,
+        model_inputs=rollout.model_inputs,
+        temperature=temperature,
+        statistics=needs.statistics,
+        entropy=needs.entropy_gradient and torch.is_grad_enabled(),
+    )
+    statistics = dict(own.statistics)
+    reference: Tensor | None = None
+    with torch.no_grad():
+        if needs.reference or any(ablation.reference for ablation in needs.ablations):
+            with policy.reference():
+                reference = policy.score(
+                    **sides, **completion, model_inputs=rollout.model_inputs, temperature=temperature
+                ).logprobs
+        for ablation in needs.ablations:
+            if ablation.reference:
+                assert reference is not None
+                statistics[ablation.statistic] = reference
+                continue
+            ablated = ablation.ablate(rollout, policy.encode, policy.pad_token_id)
+            statistics[ablation.statistic] = policy.score(
+                prompt_ids=ablated.prompt_ids,
+                prompt_mask=ablated.prompt_mask,
+                **completion,
+                model_inputs=ablated.model_inputs,
+                temperature=temperature,
+            ).logprobs
+    return Scores(
+        logprobs=own.logprobs,
+        entropy=own.entropy,
+        reference_logprobs=reference if needs.reference else None,
+        statistics=TokenStatistics(statistics),
+    )
+
+
+def micro_batches(lengths: Tensor, max_tokens: int) -> list[Tensor]:
+    """Row numbers in batches of at most ``max_tokens`` padded tokens, longest rows first.
+
+    Args:
+        lengths: ``[b]`` int64, tokens of each row, prompt and completion together.
+        max_tokens: Budget of rows times longest row; a single row may exceed it.
+
+    Example:
+        >>> [rows.tolist() for rows in micro_batches(torch.tensor([3, 9, 4, 2]), max_tokens=10)]
+        [[1], [2, 0], [3]]
+    """
+    batches: list[list[int]] = []
+    room = 0
+    for row in lengths.argsort(descending=True, stable=True).tolist():
+        if room == 0:
+            batches.append([])
+            room = max(1, max_tokens // max(1, int(lengths[row])))
+        batches[-1].append(row)
+        room -= 1
+    return [torch.tensor(batch, device=lengths.device) for batch in batches]
+
+
+def split_into(batches: list[Tensor], count: int) -> list[Tensor]:
+    """The same rows in ``count`` batches where there are rows enough, the largest split first.
+
+    Example:
+        >>> [rows.tolist() for rows in split_into([torch.tensor([4, 1, 2])], 2)]
+        [[4], [1, 2]]
+    """
+    batches = list(batches)
+    while len(batches) < count:
+        largest = max(range(len(batches)), key=lambda i: len(batches[i]), default=-1)
+        if largest < 0 or len(batches[largest]) < 2:
+            break
+        half = len(batches[largest]) // 2
+        batches[largest : largest + 1] = [batches[largest][:half], batches[largest][half:]]
+    return batches

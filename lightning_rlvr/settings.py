@@ -1,0 +1,173 @@
+"""The settings of a run beside policy and data; names are those of TRL where they mean the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_rlvr.functional.losses import LOSS_TYPES
+
+
+def _require(claim: bool, name: str, expected: str, got: object) -> None:
+    if not claim:
+        raise ValueError(f"`{name}` must be {expected}, got {got!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSettings:
+    """How completions are sampled while training.
+
+    Args:
+        num_generations: Completions for each prompt (the group size G), at least 2.
+        max_completion_length: Budget of sampled tokens, end token included.
+        temperature: Sampling temperature, above 0; log-probs and statistics are those of this temperature.
+        engine: Short name of the rollout engine (`hf`).
+        sample_seed: Seed of the sampling; by default the data seed, so that paired arms share both.
+        top_p: Must stay 1 while training: log-probs would be those of another distribution.
+        top_k: Must stay 0 (off) while training, likewise.
+        repetition_penalty: Must stay 1 while training, likewise.
+    """
+
+    num_generations: int = 8
+    max_completion_length: int = 256
+    temperature: float = 1.0
+    engine: str = "hf"
+    sample_seed: int | None = None
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.num_generations >= 2, "rollout.num_generations", "at least 2", self.num_generations)
+        _require(self.max_completion_length >= 1, "rollout.max_completion_length", ">= 1", self.max_completion_length)
+        _require(self.temperature > 0, "rollout.temperature", "positive while training", self.temperature)
+        reason = "while training (a filter would make the log-probs those of another distribution)"
+        _require(self.top_p == 1.0, "rollout.top_p", f"1 {reason}", self.top_p)
+        _require(self.top_k == 0, "rollout.top_k", f"0 {reason}", self.top_k)
+        _require(self.repetition_penalty == 1.0, "rollout.repetition_penalty", f"1 {reason}", self.repetition_penalty)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSettings:
+    """The clipped surrogate, its aggregation and what is added to it.
+
+    Args:
+        loss_type: `grpo` mean over sequences of the mean over tokens: (1/B) sum_i (1/T_i) sum_t. `dapo` mean over
+            all tokens of the rollout batch: sum / tokens. `bnpo` mean over all tokens of the minibatch. `dr_grpo`
+            constant length: sum / (B * max_completion_length). `cispo` dapo's mean of -sg[min(ratio, 1 +
+            epsilon_high)] * A * logprob. `gspo_token` grpo's mean with the sequence's geometric mean ratio and the
+            token's gradient.
+        epsilon: Lower clip range of the ratio (and upper one, unless `epsilon_high` is given).
+        epsilon_high: Upper clip range of the ratio.
+        delta: Dual clip c > 1: bound on ratio * A for A < 0; by default off.
+        beta: Weight of the k3 estimate of KL(policy || policy as training starts); 0 needs no reference forward.
+        entropy_coef: Weight of the entropy bonus; 0 is off.
+        num_iterations: Passes over each rollout batch.
+        num_minibatches: Optimizer steps in each pass; whole prompts stay together.
+        mask_truncated_completions: Leave completions without end token out of the loss and its denominators.
+        max_tokens_per_micro_batch: Budget of padded tokens (prompt and completion) in one forward; never changes the
+            gradient.
+    """
+
+    loss_type: str = "grpo"
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    delta: float | None = None
+    beta: float = 0.0
+    entropy_coef: float = 0.0
+    num_iterations: int = 1
+    num_minibatches: int = 1
+    mask_truncated_completions: bool = False
+    max_tokens_per_micro_batch: int = 4096
+
+    def __post_init__(self) -> None:
+        _require(self.loss_type in LOSS_TYPES, "loss.loss_type", f"one of {', '.join(LOSS_TYPES)}", self.loss_type)
+        _require(0 < self.epsilon < 1, "loss.epsilon", "in (0, 1)", self.epsilon)
+        high = self.epsilon_high
+        _require(high is None or high > 0, "loss.epsilon_high", "positive", high)
+        _require(
+            self.delta is None or self.delta > 1 + (high or self.epsilon),
+            "loss.delta",
+            "above 1 + epsilon_high",
+            self.delta,
+        )
+        cispo = self.loss_type == "cispo"
+        _require(not (cispo and self.delta is not None), "loss.delta", "unset with loss_type cispo", self.delta)
+        _require(self.beta >= 0, "loss.beta", ">= 0", self.beta)
+        _require(self.entropy_coef >= 0, "loss.entropy_coef", ">= 0", self.entropy_coef)
+        _require(self.num_iterations >= 1, "loss.num_iterations", ">= 1", self.num_iterations)
+        _require(self.num_minibatches >= 1, "loss.num_minibatches", ">= 1", self.num_minibatches)
+        _require(
+            self.max_tokens_per_micro_batch >= 1,
+            "loss.max_tokens_per_micro_batch",
+            ">= 1",
+            self.max_tokens_per_micro_batch,
+        )
+
+    @property
+    def updates_per_rollout(self) -> int:
+        """Optimizer steps for each rollout batch."""
+        return self.num_iterations * self.num_minibatches
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Rows with advantage 0 still contribute: there is a KL or an entropy term."""
+        return self.beta > 0 or self.entropy_coef > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """AdamW over the trainable weights, which are float32.
+
+    Args:
+        learning_rate: Peak learning rate.
+        weight_decay: Decoupled weight decay.
+        adam_beta1: Decay of the first moment.
+        adam_beta2: Decay of the second moment.
+        lr_scheduler: Shape of the learning rate after warm-up, over `trainer.max_steps` optimizer steps.
+        warmup_steps: Optimizer steps of linear warm-up.
+        max_grad_norm: Gradients are scaled down to this global norm; 0 is off.
+    """
+
+    learning_rate: float = 1e-5
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.learning_rate > 0, "optimizer.learning_rate", "positive", self.learning_rate)
+        _require(self.weight_decay >= 0, "optimizer.weight_decay", ">= 0", self.weight_decay)
+        _require(0 <= self.adam_beta1 < 1, "optimizer.adam_beta1", "in [0, 1)", self.adam_beta1)
+        _require(0 <= self.adam_beta2 < 1, "optimizer.adam_beta2", "in [0, 1)", self.adam_beta2)
+        _require(self.warmup_steps >= 0, "optimizer.warmup_steps", ">= 0", self.warmup_steps)
+        _require(self.max_grad_norm >= 0, "optimizer.max_grad_norm", ">= 0", self.max_grad_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """How held-out problems are sampled by `validate` and `test`; the seeds are the same at every call.
+
+    Args:
+        num_samples: Completions for each problem; with temperature 0 only 1 makes sense.
+        temperature: 1 is what training samples with; 0 is greedy.
+        max_completion_length: By default that of training.
+    """
+
+    num_samples: int = 1
+    temperature: float = 1.0
+    max_completion_length: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.num_samples >= 1, "evaluation.num_samples", ">= 1", self.num_samples)
+        _require(self.temperature >= 0, "evaluation.temperature", ">= 0", self.temperature)
+        _require(
+            self.temperature > 0 or self.num_samples == 1,
+            "evaluation.num_samples",
+            "1 with temperature 0 (greedy samples are all the same)",
+            self.num_samples,
+        )
+        limit = self.max_completion_length
+        _require(limit is None or limit >= 1, "evaluation.max_completion_length", ">= 1", limit)

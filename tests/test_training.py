@@ -1,0 +1,282 @@
+"""A step does what the formulas say, however it is cut into pieces."""
+
+import pytest
+import torch
+from runs import digit_share, fit, make_data, make_module, same_weights
+
+from lightning_rlvr.calibration.centered import CenteredCalibrator
+from lightning_rlvr.credit.base import CreditAssigner
+from lightning_rlvr.credit.entropy import EntropyCredit
+from lightning_rlvr.credit.evidence_contrast import EvidenceContrastCredit
+from lightning_rlvr.credit.margin import MarginCredit
+from lightning_rlvr.credit.mixture import MixtureCredit
+from lightning_rlvr.credit.uniform import UniformCredit
+from lightning_rlvr.functional.losses import LOSS_TYPES
+from lightning_rlvr.policy.loading import load_policy
+
+
+def textbook_loss(model, record, num_generations):
+    """GRPO in ten lines: z-score inside each group, mean over sequences of the mean over tokens, ratio 1."""
+    r = record.rollout
+    rewards = r.rewards.view(-1, num_generations)
+    advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)).flatten()
+    losses = []
+    for i in range(len(r)):
+        prompt, completion = r.prompt_ids[i][r.prompt_mask[i]], r.completion_ids[i][r.completion_mask[i]]
+        logits = model(torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
+        logprobs = logits.log_softmax(-1)[torch.arange(len(completion)), completion]
+        losses.append(-((logprobs - logprobs.detach()).exp() * advantages[i]).mean())
+    return torch.stack(losses).mean()
+
+
+def test_zscore_x_uniform_is_textbook_grpo_step_by_step(tmp_path):
+    module, recorder, _ = fit(tmp_path, max_steps=3)
+    model = load_policy(module.policy_settings).model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    for record, weights, metrics in zip(recorder.records, recorder.weights, recorder.metrics, strict=True):
+        loss = textbook_loss(model, record, num_generations=4)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        assert metrics["loss/total"] == pytest.approx(loss.item(), abs=1e-6)
+        assert metrics["policy/grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+        same_weights(weights, dict(model.named_parameters()), atol=2e-4, rtol=0)
+
+
+def test_on_policy_loss_is_zero_but_the_gradient_is_not(tmp_path):
+    _, recorder, _ = fit(tmp_path, max_steps=1)
+    assert recorder.metrics[0]["loss/total"] == pytest.approx(0, abs=1e-6)
+    assert recorder.metrics[0]["policy/grad_norm"] > 1e-3
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES.names())
+def test_gradient_does_not_depend_on_micro_batches(tmp_path, loss_type):
+    norms = []
+    for budget in (1, 60, 10_000):
+        module = make_module(loss={"loss_type": loss_type, "max_tokens_per_micro_batch": budget})
+        _, recorder, _ = fit(tmp_path, module=module, credit=MarginCredit(), max_steps=1)
+        norms.append(recorder.metrics[0]["policy/grad_norm"])
+        weights = recorder.weights[0]
+    assert norms[0] == pytest.approx(norms[2], rel=1e-4)
+    assert norms[1] == pytest.approx(norms[2], rel=1e-4)
+    assert weights
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES.names())
+def test_token_credit_changes_the_gradient_of_every_loss(tmp_path, loss_type):
+    module = {"loss": {"loss_type": loss_type}}
+    runs = [
+        fit(tmp_path, module=make_module(**module), credit=credit, max_steps=1)[1]
+        for credit in (UniformCredit(), MarginCredit(lo=0.0, hi=0.02, floor=0.05), MarginCredit(floor=1.0))
+    ]
+    uniform, margin, floored = (run.metrics[0]["policy/grad_norm"] for run in runs)
+    assert abs(margin - uniform) > 1e-4 * uniform
+    assert floored == uniform
+
+
+def forwards(tmp_path, credit, **loss):
+    module, recorder, _ = fit(tmp_path, module=make_module(loss=loss), credit=credit, max_steps=2, calibrator=CenteredCalibrator())
+    return module.policy.num_forwards, recorder
+
+
+@pytest.mark.parametrize(
+    ("credit", "extra"),
+    [
+        (UniformCredit(), 0),
+        (MarginCredit(), 0),
+        (EntropyCredit(), 0),
+        (EvidenceContrastCredit(), 1),
+        (EvidenceContrastCredit(ablation="ref_model"), 1),
+        (MixtureCredit([EvidenceContrastCredit(), EvidenceContrastCredit(tau=0.5), MarginCredit()]), 1),
+    ],
+)
+def test_margin_costs_no_forward_and_evidence_exactly_one(tmp_path, credit, extra):
+    count, _ = forwards(tmp_path, credit, max_tokens_per_micro_batch=10_000)
+    assert count == 2 * (1 + extra)
+
+
+def test_several_updates_score_once_and_then_forward_for_each_update(tmp_path):
+    module = make_module(loss={"num_iterations": 2, "num_minibatches": 2, "max_tokens_per_micro_batch": 10_000})
+    module, recorder, _ = fit(tmp_path, module=module, credit=EvidenceContrastCredit(), max_steps=4)
+    assert module.policy.num_forwards == 2 + 4
+    assert module.trainer.global_step == 4
+    assert module.progress.rollouts == 1
+
+
+def test_reference_forward_is_shared_with_the_reference_ablation(tmp_path):
+    count, recorder = forwards(tmp_path, EvidenceContrastCredit(ablation="ref_model"), beta=0.1, max_tokens_per_micro_batch=10_000)
+    assert count == 2 * 2
+    assert recorder.metrics[0]["loss/kl"] == 0.0  # the reference is the policy as training starts
+
+
+def test_second_iteration_sees_ratios_other_than_one_and_clips(tmp_path):
+    module = make_module(
+        loss={"num_iterations": 2, "epsilon": 0.02}, optimizer={"learning_rate": 0.05, "max_grad_norm": 0.0}
+    )
+    _, recorder, _ = fit(tmp_path, module=module, max_steps=2)
+    metrics = recorder.metrics[0]
+    assert metrics["policy/ratio_max"] > 1.02
+    assert metrics["policy/clipped_low"] + metrics["policy/clipped_high"] > 0
+
+
+def test_single_pass_equals_scoring_first(tmp_path):
+    """An assigner that claims to look beyond its row takes the long way round to the same weights."""
+
+    class Global(MarginCredit):
+        row_local = False
+
+    runs = [fit(tmp_path, credit=credit, max_steps=2) for credit in (MarginCredit(lo=0.0, hi=0.1), Global(lo=0.0, hi=0.1))]
+    same_weights(runs[0][1].weights[-1], runs[1][1].weights[-1], atol=2e-5, rtol=0)
+    torch.testing.assert_close(runs[0][1].records[-1].token_advantages, runs[1][1].records[-1].token_advantages)
+
+
+def test_rows_without_signal_are_not_forwarded_and_stay_in_the_denominator(tmp_path):
+    def constant_for_even_problems(completions, problem, **columns):
+        values = digit_share(completions)
+        return [0.5 if sum(map(ord, p)) % 2 else value for p, value in zip(problem, values, strict=True)]
+
+    data = make_data(reward=constant_for_even_problems, prompts_per_step=6)
+    module, recorder, _ = fit(tmp_path, data=data, max_steps=1)
+    record = recorder.records[0]
+    assert 0 < int(record.forwarded.sum()) < len(record.rollout)
+    assert torch.equal(record.forwarded, record.advantages != 0)
+    loss = textbook_loss(load_policy(module.policy_settings).model, record, num_generations=4)
+    loss.backward()
+    assert recorder.metrics[0]["loss/total"] == pytest.approx(loss.item(), abs=1e-6)
+
+
+def test_all_constant_groups_step_with_zero_gradient(tmp_path):
+    data = make_data(reward=lambda completions, **columns: [1.0] * len(completions))
+    module, recorder, _ = fit(tmp_path, data=data, max_steps=2)
+    assert module.policy.num_forwards == 0
+    assert recorder.metrics[-1]["policy/grad_norm"] == 0
+    assert recorder.metrics[-1]["loss/total"] == 0
+    assert recorder.metrics[-1]["advantage/groups_without_signal"] == 1
+    assert module.trainer.global_step == 2
+
+
+def test_unscored_rows_have_no_advantage_and_are_counted(tmp_path):
+    def abstains(completions, **columns):
+        values = digit_share(completions)
+        return [None if i % 4 == 1 else value for i, value in enumerate(values)]
+
+    _, recorder, _ = fit(tmp_path, data=make_data(reward=abstains), max_steps=1)
+    record = recorder.records[0]
+    assert torch.equal(record.rollout.rewards.isnan(), torch.arange(8) % 4 == 1)
+    assert (record.advantages[record.rollout.rewards.isnan()] == 0).all()
+    assert recorder.metrics[0]["reward/unscored"] == 0.25
+    assert recorder.metrics[0]["verify/error"] == 0.25
+
+
+def test_masked_truncated_rows_leave_loss_but_not_length_statistics(tmp_path):
+    loss = {"mask_truncated_completions": True}
+    _, kept, _ = fit(tmp_path, module=make_module(), max_steps=1)
+    _, masked, _ = fit(tmp_path, module=make_module(loss=loss), max_steps=1)
+    assert kept.metrics[0]["completion/length"] == masked.metrics[0]["completion/length"]
+    record = masked.records[0]
+    assert not record.rollout.completion_mask[record.rollout.truncated].any()
+    assert (record.token_advantages[record.rollout.truncated] == 0).all()
+
+
+def test_batch_of_masked_rows_alone_warns_and_gives_loss_zero(tmp_path):
+    module = make_module(loss={"mask_truncated_completions": True}, rollout={"max_completion_length": 1})
+    with pytest.warns(UserWarning, match="every completion of this rollout was truncated"):
+        _, recorder, _ = fit(tmp_path, module=module, max_steps=1)
+    if recorder.records[0].rollout.truncated.all():
+        assert recorder.metrics[0]["loss/total"] == 0
+
+
+def test_non_finite_gradient_stops_the_run_and_leaves_the_weights(tmp_path):
+    class Broken(UniformCredit):
+        def assign(self, rollout, advantages):
+            return super().assign(rollout, advantages) * 3e38
+
+    module = make_module()
+    before = load_policy(module.policy_settings).trainable_state_dict()
+    with pytest.raises((RuntimeError, ValueError), match="not finite|gradient norm"):
+        fit(tmp_path, module=module, credit=Broken())
+    same_weights(before, module.policy.trainable_state_dict())
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda credit: credit[:, :1].repeat(1, 99), "must return float32 of shape"),
+        (lambda credit: credit.double(), "must return float32"),
+        (lambda credit: credit * float("nan"), "not finite in rows"),
+        (lambda credit: credit + 1, "outside `completion_mask`"),
+    ],
+)
+def test_a_broken_assigner_is_named(tmp_path, returned, message):
+    class Broken(CreditAssigner):
+        def assign(self, rollout, advantages):
+            return returned(UniformCredit().assign(rollout, advantages))
+
+    with pytest.raises(ValueError, match=f"Broken.assign.*{message}"):
+        fit(tmp_path, credit=Broken())
+
+
+def test_undeclared_statistic_is_named(tmp_path):
+    class Undeclared(UniformCredit):
+        def assign(self, rollout, advantages):
+            return rollout.statistics["margin"]
+
+    with pytest.raises(KeyError, match="'margin' was not declared"):
+        fit(tmp_path, credit=Undeclared())
+
+
+def test_unknown_statistic_fails_before_anything_is_sampled(tmp_path):
+    class Unknown(UniformCredit):
+        requires = frozenset({"margni"})
+
+    module = make_module()
+    with pytest.raises(ValueError, match=r"Unknown.requires.*margni.*choices: entropy, margin"):
+        fit(tmp_path, module=module, credit=Unknown())
+    assert module.progress.rollouts == 0
+
+
+@pytest.mark.parametrize("extra", [MarginCredit(), UniformCredit()])
+def test_two_assigners_are_refused_by_name(tmp_path, extra):
+    with pytest.raises(ValueError, match="exactly one CreditAssigner, got .*UniformCredit"):
+        fit(tmp_path, callbacks=[extra])
+
+
+def test_kl_pulls_back_and_is_zero_at_the_start(tmp_path):
+    module = make_module(loss={"beta": 0.5}, optimizer={"learning_rate": 0.01})
+    _, recorder, _ = fit(tmp_path, module=module, max_steps=3)
+    assert recorder.metrics[0]["loss/kl"] == 0
+    assert recorder.metrics[2]["loss/kl"] > 0
+    assert all(record.forwarded.all() for record in recorder.records)
+
+
+def test_entropy_bonus_changes_the_gradient(tmp_path):
+    norms = [
+        fit(tmp_path, module=make_module(loss={"entropy_coef": c}), max_steps=1)[1].metrics[0]["policy/grad_norm"]
+        for c in (0.0, 0.5)
+    ]
+    assert norms[0] != norms[1]
+
+
+def test_max_steps_must_be_whole_rollouts(tmp_path):
+    with pytest.raises(ValueError, match=r"max_steps.*multiple of .* = 2, got 3"):
+        fit(tmp_path, module=make_module(loss={"num_iterations": 2}), max_steps=3)
+
+
+def test_minibatches_are_whole_prompts(tmp_path):
+    with pytest.raises(ValueError, match=r"num_minibatches.*at most.*2"):
+        fit(tmp_path, module=make_module(loss={"num_minibatches": 3}), max_steps=3)
+
+
+def test_seeds_differ_between_samples_and_steps_and_repeat_with_the_run(tmp_path):
+    runs = [fit(tmp_path, max_steps=2)[1].records for _ in range(2)]
+    seeds = [torch.cat([record.rollout.seeds for record in records]) for records in runs]
+    assert len(seeds[0].unique()) == len(seeds[0]) == 16
+    assert torch.equal(*seeds)
+    assert torch.equal(runs[0][1].rollout.completion_ids, runs[1][1].rollout.completion_ids)
+
+
+def test_arms_share_prompts_and_the_first_samples(tmp_path):
+    first = [fit(tmp_path, credit=credit, max_steps=1)[1].records[0] for credit in (UniformCredit(), MarginCredit())]
+    assert first[0].collection.prompts.problem_ids == first[1].collection.prompts.problem_ids
+    assert torch.equal(first[0].rollout.completion_ids, first[1].rollout.completion_ids)
