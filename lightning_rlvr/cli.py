@@ -72,8 +72,9 @@ class SaveRunConfig(SaveConfigCallback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if trainer.log_dir is not None and trainer.is_global_zero:
-            folder, number = Path(trainer.log_dir), 1
+        log_dir = trainer.log_dir  # a collective call: every rank makes it, once
+        if log_dir is not None and trainer.is_global_zero:
+            folder, number = Path(log_dir), 1
             while (folder / self.config_filename).exists():
                 self.config_filename = f"config.resume-{number}.yaml"
                 number += 1
@@ -144,6 +145,11 @@ class RLVRCLI(LightningCLI):
         bar = [] if settings.get("enable_progress_bar") is False else [StepProgress()]
         settings["callbacks"] = [*(settings.get("callbacks") or []), RunFolder(), *bar]
         return super().instantiate_trainer(**kwargs)
+
+    @override
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        return kwargs | {"weights_only": True}  # a checkpoint of ours holds tensors and plain Python
 
     def _run_logger(self) -> RunLogger:
         """The logger of a new run, or that of the run which ``--ckpt_path`` continues."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_rlvr.distributed import reduced, sum_gradients, without_gradient_sync
-from lightning_rlvr.functional.divergence import k3
+from lightning_rlvr.functional.divergence import approx_kl
 from lightning_rlvr.functional.losses import LOSS_TYPES
 from lightning_rlvr.functional.random import derive_seed
 from lightning_rlvr.metrics.step import StepMetrics
@@ -126,9 +126,8 @@ class Learner:
         """Replace the rollout by one with the trainer's own log-probs and statistics of the rows scored so far."""
         self._scored = self._scored | rows
         logprobs = torch.where(self._scored[:, None], self._column(_LOGPROBS), self._sampler_logprobs)
-        hidden = {_LOGPROBS, _REFERENCE, _CREDIT}
-        statistics = {name: values for name, values in self._columns.items() if name not in hidden}
-        self.rollout = self.rollout.scored(logprobs, TokenStatistics(statistics))
+        statistics = TokenStatistics({name: self._column(name) for name in self.module.needs.all_statistics})
+        self.rollout = self.rollout.scored(logprobs, statistics)
 
     def _assign_all(self) -> None:
         assigner, rollout, advantages, own = self.module.assigner, self.rollout, self.advantages, slice(None)
@@ -208,7 +207,7 @@ class Learner:
         if single_pass and counts:
             self._keep(batch, scores)
             self._column(_CREDIT)[batch, : mask.shape[1]] = credit
-        self._count(terms, mask & counts, k3(old_logprobs, scores.logprobs.detach()))
+        self._count(terms, mask & counts, approx_kl(scores.logprobs.detach(), old_logprobs))
 
     def _step(self) -> None:
         limit = self.module.optimizer_settings.max_grad_norm

@@ -79,6 +79,11 @@ class Needs:
     """The entropy enters the loss, so it needs a gradient."""
 
     @property
+    def all_statistics(self) -> frozenset[str]:
+        """Names of everything that a scored rollout holds, log-probs under ablations included."""
+        return self.statistics | {ablation.statistic for ablation in self.ablations}
+
+    @property
     def extra_forwards(self) -> int:
         """Forwards without gradient that each rollout costs on top of those that it needs anyway."""
         prompts = sum(not ablation.reference for ablation in self.ablations)

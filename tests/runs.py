@@ -25,7 +25,11 @@ def digit_share(completions, **columns):
 def make_data(reward=digit_share, tasks=("sums",), prompts_per_step=2, **changes):
     sources = [SumsSource(size=12, val_size=4, task=task, verifier=FunctionVerifier(reward)) for task in tasks]
     return PromptDataModule(
-        sources, prompts_per_step=prompts_per_step, template=PromptTemplate(chat="plain"), max_prompt_length=32, **changes
+        sources,
+        prompts_per_step=prompts_per_step,
+        template=PromptTemplate(chat="plain"),
+        max_prompt_length=32,
+        **changes,
     )
 
 
@@ -51,7 +55,16 @@ class Recorder(Callback):
 
 
 def fit(
-    folder, *, module=None, data=None, calibrator=None, credit=None, max_steps=2, ckpt_path=None, version=None, callbacks=()
+    folder,
+    *,
+    module=None,
+    data=None,
+    calibrator=None,
+    credit=None,
+    max_steps=2,
+    ckpt_path=None,
+    version=None,
+    callbacks=(),
 ):
     """Train; returns module, recorder and the run folder."""
     recorder = Recorder()
@@ -83,3 +96,13 @@ def same_weights(a, b, **tolerance):
             torch.testing.assert_close(a[name], b[name], **tolerance)
         else:
             assert torch.equal(a[name], b[name]), name
+
+
+def digit_share_of_some(completions, problem, **columns):
+    """Nothing to learn for every third problem."""
+    values = digit_share(completions)
+    return [0.5 if sum(map(ord, p)) % 3 == 0 else value for p, value in zip(problem, values, strict=True)]
+
+
+def constant_on_rank_0(completions, **columns):
+    return [1.0] * len(completions) if torch.distributed.get_rank() == 0 else digit_share(completions)

@@ -76,7 +76,9 @@ def test_token_credit_changes_the_gradient_of_every_loss(tmp_path, loss_type):
 
 
 def forwards(tmp_path, credit, **loss):
-    module, recorder, _ = fit(tmp_path, module=make_module(loss=loss), credit=credit, max_steps=2, calibrator=CenteredCalibrator())
+    module, recorder, _ = fit(
+        tmp_path, module=make_module(loss=loss), credit=credit, max_steps=2, calibrator=CenteredCalibrator()
+    )
     return module.policy.num_forwards, recorder
 
 
@@ -105,7 +107,9 @@ def test_several_updates_score_once_and_then_forward_for_each_update(tmp_path):
 
 
 def test_reference_forward_is_shared_with_the_reference_ablation(tmp_path):
-    count, recorder = forwards(tmp_path, EvidenceContrastCredit(ablation="ref_model"), beta=0.1, max_tokens_per_micro_batch=10_000)
+    count, recorder = forwards(
+        tmp_path, EvidenceContrastCredit(ablation="ref_model"), beta=0.1, max_tokens_per_micro_batch=10_000
+    )
     assert count == 2 * 2
     assert recorder.metrics[0]["loss/kl"] == 0.0  # the reference is the policy as training starts
 
@@ -126,7 +130,9 @@ def test_single_pass_equals_scoring_first(tmp_path):
     class Global(MarginCredit):
         row_local = False
 
-    runs = [fit(tmp_path, credit=credit, max_steps=2) for credit in (MarginCredit(lo=0.0, hi=0.1), Global(lo=0.0, hi=0.1))]
+    runs = [
+        fit(tmp_path, credit=credit, max_steps=2) for credit in (MarginCredit(lo=0.0, hi=0.1), Global(lo=0.0, hi=0.1))
+    ]
     same_weights(runs[0][1].weights[-1], runs[1][1].weights[-1], atol=2e-5, rtol=0)
     torch.testing.assert_close(runs[0][1].records[-1].token_advantages, runs[1][1].records[-1].token_advantages)
 

@@ -29,8 +29,6 @@ Equalize = Literal["none", "rms"]
 
 EMA_DECAY = 0.99
 """Of the running mean square of a task's scores, for each rollout in which the task has a group that varies."""
-MIN_RMS = 0.1
-"""Floor of the running root mean square."""
 WARM_UP = 20
 """Rollouts of a task before its scores are equalized."""
 RESERVOIR_SIZE = 4096
@@ -157,7 +155,7 @@ class OTNormalCalibrator(RewardCalibrator):
         rms = torch.full(task_id.shape, torch.nan, dtype=torch.float64, device=task_id.device)
         for task, (average, updates) in self._mean_squares.items():
             if updates > WARM_UP:
-                rms[task_id == task] = max(MIN_RMS, (average / (1 - EMA_DECAY**updates)) ** 0.5)
+                rms[task_id == task] = (average / (1 - EMA_DECAY**updates)) ** 0.5
         return rms
 
     def _running_scores(self, rollout: Rollout) -> Tensor:

@@ -41,4 +41,6 @@ class CreditAssigner(Callback, ABC):
         return {}
 
 
-CREDIT_ASSIGNERS: Registry[type[CreditAssigner]] = Registry("credit assigner", "lightning_rlvr.credit_assigners", "lightning_rlvr.credit")
+CREDIT_ASSIGNERS: Registry[type[CreditAssigner]] = Registry(
+    "credit assigner", "lightning_rlvr.credit_assigners", "lightning_rlvr.credit"
+)

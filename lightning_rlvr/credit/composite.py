@@ -7,44 +7,50 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 from typing_extensions import override
 
 from lightning_rlvr.credit.base import CREDIT_ASSIGNERS, CreditAssigner
+from lightning_rlvr.types import Rollout
 
 
 class CompositeCredit(CreditAssigner, ABC):
     """An assigner that asks others; every Lightning hook and the state reach them in order.
 
     Args:
-        members: Assigners, or short names of assigners with their default settings.
+        assigners: Assigners, or short names of assigners with their default settings.
     """
 
-    def __init__(self, *members: CreditAssigner | str) -> None:
-        self.members = tuple(CREDIT_ASSIGNERS[m]() if isinstance(m, str) else m for m in members)
-        self.requires = frozenset[str]().union(*(member.requires for member in self.members))
-        self.ablations = frozenset().union(*(member.ablations for member in self.members))
-        self.conserves = all(member.conserves for member in self.members)
-        self.row_local = all(member.row_local for member in self.members)
+    def __init__(self, *assigners: CreditAssigner | str) -> None:
+        self.assigners = tuple(CREDIT_ASSIGNERS[a]() if isinstance(a, str) else a for a in assigners)
+        self.requires = frozenset[str]().union(*(a.requires for a in self.assigners))
+        self.ablations = frozenset().union(*(a.ablations for a in self.assigners))
+        self.conserves = all(a.conserves for a in self.assigners)
+        self.row_local = all(a.row_local for a in self.assigners)
 
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(members=[member.state_key for member in self.members])
+        return self._generate_state_key(assigners=[a.state_key for a in self.assigners])
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"members": [member.state_dict() for member in self.members]}
+        return {"assigners": [a.state_dict() for a in self.assigners]}
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        for member, state in zip(self.members, state_dict["members"], strict=True):
-            member.load_state_dict(state)
+        for assigner, state in zip(self.assigners, state_dict["assigners"], strict=True):
+            assigner.load_state_dict(state)
+
+    @override
+    def diagnostics(self, rollout: Rollout) -> Mapping[str, Tensor]:
+        return {name: values for a in self.assigners for name, values in a.diagnostics(rollout).items()}
 
 
 def _forwarded(hook: str) -> Callable[..., None]:
     def call(self: CompositeCredit, *args: Any, **kwargs: Any) -> None:
-        for member in self.members:
-            getattr(member, hook)(*args, **kwargs)
+        for a in self.assigners:
+            getattr(a, hook)(*args, **kwargs)
 
     return call
 

@@ -35,6 +35,7 @@ class EntropyCredit(ThresholdCredit):
     """
 
     statistic: ClassVar[str] = "entropy"
+    definition: ClassVar[str] = "H = -sum p log p"
     upper: ClassVar[float] = math.inf
     rising: ClassVar[bool] = True
 

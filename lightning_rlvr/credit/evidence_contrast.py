@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 from torch import Tensor
 from typing_extensions import override
 
-import lightning_rlvr.credit.ablation.prompt_mask  # noqa: F401  # registers the default ablation
 from lightning_rlvr.credit.ablation.base import EVIDENCE_ABLATIONS, EvidenceAblation
 from lightning_rlvr.credit.base import CREDIT_ASSIGNERS, CreditAssigner
 from lightning_rlvr.credit.checks import require, require_choice
@@ -24,6 +24,17 @@ from lightning_rlvr.functional.credit import (
 from lightning_rlvr.types import Rollout
 
 Negative = Literal["same", "flip"]
+
+_WEIGHTS: Mapping[WeightMap, str] = {
+    "exp": "exp(tau x)",
+    "linear": "1 + tau x",
+    "gauss": "1 + tau PPF(u)",
+    "power": "(1 + tau) u^tau",
+}
+_RENORMS: Mapping[Renorm, str] = {
+    "divide": "w = clip(g, clip_low, clip_high); A_t = A w / mean(w)",
+    "project": "w = clip(c g, clip_low, clip_high) with mean(w) = 1; A_t = A w",
+}
 
 
 @CREDIT_ASSIGNERS.register("evidence_contrast")
@@ -94,6 +105,10 @@ class EvidenceContrastCredit(CreditAssigner):
         self.renorm = renorm
         self.tie_tol = tie_tol
         self.negative = negative
+        self.formula = (
+            f"e = {statistic} contrast of log p(y_t) against {self.ablation!r}; u = midrank(e) in (0, 1); "
+            f"x = 2u - 1; g = {_WEIGHTS[weight_map]}; {_RENORMS[renorm]}"
+        )
 
     @property
     @override
@@ -110,12 +125,20 @@ class EvidenceContrastCredit(CreditAssigner):
             negative=self.negative,
         )
 
+    def contrasts(self, rollout: Rollout) -> Tensor:
+        """What the evidence did for each token: ``[B, T]`` float32, anything outside the mask."""
+        return contrast(rollout.old_logprobs, rollout.statistics[self.ablation.statistic], self.statistic)
+
     @override
     def assign(self, rollout: Rollout, advantages: Tensor) -> Tensor:
         mask = rollout.completion_mask
-        evidence = contrast(rollout.old_logprobs, rollout.statistics[self.ablation.statistic], self.statistic)
-        ranks = midranks(evidence, mask, self.tie_tol)
+        ranks = midranks(self.contrasts(rollout), mask, self.tie_tol)
         if self.negative == "flip":
             ranks = ranks.where(advantages[:, None] >= 0, 1 - ranks)
         weights = WEIGHT_MAPS[self.weight_map](ranks, self.tau)
         return advantages[:, None] * renormalise(weights, mask, self.renorm, low=self.clip_low, high=self.clip_high)
+
+    @override
+    def diagnostics(self, rollout: Rollout) -> Mapping[str, Tensor]:
+        contrasts = self.contrasts(rollout)
+        return {"contrast": contrasts, "contrast_zero": contrasts.abs() <= self.tie_tol / 2}

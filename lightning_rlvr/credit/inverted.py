@@ -29,8 +29,11 @@ class InvertedCredit(CompositeCredit):
 
     def __init__(self, assigner: CreditAssigner | str) -> None:
         super().__init__(assigner)
+        (self.assigner,) = self.assigners
+        self.formula = (
+            f"(max + min - A_t) mean(A_t) / (max + min - mean(A_t)) over the completion, with {self.assigner.formula}"
+        )
 
     @override
     def assign(self, rollout: Rollout, advantages: Tensor) -> Tensor:
-        (assigner,) = self.members
-        return reflect(assigner.assign(rollout, advantages), rollout.completion_mask)
+        return reflect(self.assigner.assign(rollout, advantages), rollout.completion_mask)

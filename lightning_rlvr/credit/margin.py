@@ -35,6 +35,7 @@ class MarginCredit(ThresholdCredit):
     """
 
     statistic: ClassVar[str] = "margin"
+    definition: ClassVar[str] = "M = p1 - p2"
     upper: ClassVar[float] = 1.0
     rising: ClassVar[bool] = False
 

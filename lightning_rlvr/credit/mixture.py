@@ -39,16 +39,18 @@ class MixtureCredit(CompositeCredit):
         require(convex, "weights", "non-negative with sum 1", weights)
         super().__init__(*assigners)
         self.weights = tuple(weights)
+        terms = (f"{weight:g} ({a.formula})" for weight, a in zip(self.weights, self.assigners, strict=True))
+        self.formula = f"A_t = {' + '.join(terms)}"
 
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(members=[m.state_key for m in self.members], weights=self.weights)
+        return self._generate_state_key(assigners=[a.state_key for a in self.assigners], weights=self.weights)
 
     @override
     def assign(self, rollout: Rollout, advantages: Tensor) -> Tensor:
         first, *rest = (
-            weight * member.assign(rollout, advantages)
-            for weight, member in zip(self.weights, self.members, strict=True)
+            weight * assigner.assign(rollout, advantages)
+            for weight, assigner in zip(self.weights, self.assigners, strict=True)
         )
         return sum(rest, start=first)

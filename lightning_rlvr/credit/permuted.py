@@ -29,8 +29,9 @@ class PermutedCredit(CompositeCredit):
 
     def __init__(self, assigner: CreditAssigner | str) -> None:
         super().__init__(assigner)
+        (self.assigner,) = self.assigners
+        self.formula = f"the following, in a random order within each completion: {self.assigner.formula}"
 
     @override
     def assign(self, rollout: Rollout, advantages: Tensor) -> Tensor:
-        (assigner,) = self.members
-        return permute_rows(assigner.assign(rollout, advantages), rollout.completion_mask, rollout.seeds)
+        return permute_rows(self.assigner.assign(rollout, advantages), rollout.completion_mask, rollout.seeds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Mapping
 from typing import ClassVar, get_args
 
 from torch import Tensor
@@ -12,6 +13,12 @@ from lightning_rlvr.credit.base import CreditAssigner
 from lightning_rlvr.credit.checks import require, require_choice
 from lightning_rlvr.functional.credit import SCORE_MAPS, ScoreMap, Spread, spread
 from lightning_rlvr.types import Rollout
+
+_SPREADS: Mapping[Spread, str] = {
+    "ratio": "u = floor + (1 - floor) s; A_t = A u / mean(u)",
+    "additive": "A_t = A (1 + lam (s - mean(s)))",
+    "pure": "A_t = A s / mean(s)",
+}
 
 
 class ThresholdCredit(CreditAssigner, ABC):
@@ -28,6 +35,8 @@ class ThresholdCredit(CreditAssigner, ABC):
 
     statistic: ClassVar[str]
     """Name of the token statistic that is scored."""
+    definition: ClassVar[str]
+    """The statistic in symbols."""
     upper: ClassVar[float]
     """Largest sensible threshold."""
     rising: ClassVar[bool]
@@ -43,11 +52,13 @@ class ThresholdCredit(CreditAssigner, ABC):
             require(value is None or spread == kind, name, f"left out with spread {spread}: it has no effect", value)
             require(value is None or 0 < value <= 1, name, "in (0, 1]", value)
         self.lo, self.hi = lo, hi
-        self.floor = 0.2 if floor is None else floor
-        self.lam = 0.5 if lam is None else lam
+        self.floor = 0.2 if spread == "ratio" and floor is None else floor
+        self.lam = 0.5 if spread == "additive" and lam is None else lam
         self.score_map = score_map
         self.spread = spread
         self.requires = frozenset({self.statistic})
+        zero, one = (lo, hi) if self.rising else (hi, lo)
+        self.formula = f"{self.definition}; s = {score_map} from 0 at {zero} to 1 at {one}; {_SPREADS[spread]}"
 
     @property
     @override
@@ -63,5 +74,16 @@ class ThresholdCredit(CreditAssigner, ABC):
 
     @override
     def assign(self, rollout: Rollout, advantages: Tensor) -> Tensor:
-        weights = spread(self.scores(rollout), rollout.completion_mask, self.spread, floor=self.floor, lam=self.lam)
-        return advantages[:, None] * weights
+        amounts = {"floor": self.floor, "lam": self.lam}
+        given = {name: amount for name, amount in amounts.items() if amount is not None}
+        return advantages[:, None] * spread(self.scores(rollout), rollout.completion_mask, self.spread, **given)
+
+    @override
+    def diagnostics(self, rollout: Rollout) -> Mapping[str, Tensor]:
+        scores = self.scores(rollout)
+        return {
+            self.statistic: rollout.statistics[self.statistic],
+            f"{self.statistic}_score": scores,
+            f"{self.statistic}_score_zero": scores == 0,
+            f"{self.statistic}_score_one": scores == 1,
+        }

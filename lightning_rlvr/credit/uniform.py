@@ -13,6 +13,8 @@ from lightning_rlvr.types import Rollout
 class UniformCredit(CreditAssigner):
     """The same advantage for every token, as in GRPO: the neutral element among assigners."""
 
+    formula = "A_t = A"
+
     @override
     def assign(self, rollout: Rollout, advantages: Tensor) -> Tensor:
         return advantages[:, None] * rollout.completion_mask

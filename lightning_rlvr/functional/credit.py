@@ -1,8 +1,7 @@
-"""Credit: from scores of tokens to weights with mean one over the valid tokens of every row.
+"""Credit: from scores of tokens to weights with mean one over the valid tokens of every row."""
 
-Weights are constants of the loss: nothing here passes a gradient. Positions outside the mask may hold anything (NaN
-and infinity included) and come out exactly 0; rows without a valid token come out as zeros.
-"""
+# Weights are constants of the loss: whatever makes them passes no gradient. Positions outside the mask may hold
+# anything (NaN and infinity included) and come out exactly 0; rows without a valid token come out as zeros.
 
 from __future__ import annotations
 
@@ -141,7 +140,7 @@ def midranks(values: Tensor, mask: Tensor, tie_tol: float = 1e-4) -> Tensor:
         >>> midranks(torch.tensor([[0.3, -2.0, 0.3, 7.0]]), torch.tensor([[True, True, True, False]]))
         tensor([[0.6667, 0.1667, 0.6667, 0.0000]])
     """
-    values = values.detach().float()
+    values = values.float()
     rounded = (values / tie_tol).round() if tie_tol > 0 else values
     rounded = rounded.where(mask, torch.inf)
     ordered = rounded.sort(-1).values

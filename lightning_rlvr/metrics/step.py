@@ -24,6 +24,7 @@ class StepMetrics:
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
         self._totals: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
+        self._moments: dict[str, Tensor] = {}
 
     def mean(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
         """Mean over all entries of ``values`` (any shape) where ``mask`` (same shape) is True; NaNs are left out."""
@@ -34,6 +35,12 @@ class StepMetrics:
         """Sum of ``numerator`` over ranks divided by that of ``denominator``."""
         above, below = self._sums.get(name, (0.0, 0.0))
         self._sums[name] = (numerator.double() + above, denominator.double() + below)
+
+    def correlation(self, name: str, x: Tensor, y: Tensor) -> None:
+        """Pearson correlation of ``x`` and ``y`` (any shape, the same); left out where one of them is constant."""
+        x, y = x.double().flatten(), y.double().flatten()
+        moments = torch.stack([torch.tensor(float(len(x))), x.sum(), y.sum(), x @ x, y @ y, x @ y])
+        self._moments[name] = moments + self._moments.get(name, 0.0)
 
     def total(self, name: str, value: Tensor | float) -> None:
         """Sum over ranks."""
@@ -57,6 +64,7 @@ class StepMetrics:
     def _flat(self) -> tuple[list[float], list[float]]:
         sums = [float(part) for name in sorted(self._sums) for part in self._sums[name]]
         sums += [float(self._totals[name]) for name in sorted(self._totals)]
+        sums += [float(moment) for name in sorted(self._moments) for moment in self._moments[name]]
         return sums, [float(self._maxima[name]) for name in sorted(self._maxima)]
 
     def _named(self, sums: list[float], maxima: list[float]) -> dict[str, float]:
@@ -66,7 +74,12 @@ class StepMetrics:
             numerator, denominator = next(values), next(values)
             if denominator != 0:
                 named[name] = numerator / denominator
-        named.update(zip(sorted(self._totals), values, strict=True))
+        named.update((name, next(values)) for name in sorted(self._totals))
+        for name in sorted(self._moments):
+            count, x, y, xx, yy, xy = (next(values) for _ in range(6))
+            variances = (count * xx - x * x) * (count * yy - y * y)
+            if count > 1 and variances > 1e-9 * (count * count * xx * yy):
+                named[name] = (count * xy - x * y) / variances**0.5
         named.update((name, v) for name, v in zip(sorted(self._maxima), maxima, strict=True) if v > -float("inf"))
         return dict(sorted(named.items()))
 

@@ -66,19 +66,21 @@ class RunCheckpoint(Checkpoint):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.log_dir is None or not isinstance(pl_module, RLVRModule):
+        log_dir = trainer.log_dir  # a collective call: every rank makes it
+        if log_dir is None or not isinstance(pl_module, RLVRModule):
             return
         if trainer.global_step > self._saved_step:
             self._save(trainer)
         if trainer.is_global_zero and self.save_adapter:
-            pl_module.policy.save(Path(trainer.log_dir) / "adapter")
+            pl_module.policy.save(Path(log_dir) / "adapter")
         if trainer.is_global_zero and self.save_merged:
-            pl_module.policy.save(Path(trainer.log_dir) / "merged", merged=True)
+            pl_module.policy.save(Path(log_dir) / "merged", merged=True)
 
     def _save(self, trainer: Trainer) -> None:
-        if trainer.log_dir is None:
+        log_dir = trainer.log_dir
+        if log_dir is None:
             return
-        folder = Path(trainer.log_dir) / "checkpoints"
+        folder = Path(log_dir) / "checkpoints"
         if self.keep_all:
             trainer.save_checkpoint(folder / f"step={trainer.global_step}.ckpt")
         trainer.save_checkpoint(folder / "last.ckpt")

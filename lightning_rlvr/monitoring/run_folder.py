@@ -36,9 +36,10 @@ class RunFolder(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero or trainer.log_dir is None or not isinstance(pl_module, RLVRModule):
+        log_dir = trainer.log_dir  # a collective call: every rank makes it
+        if not trainer.is_global_zero or log_dir is None or not isinstance(pl_module, RLVRModule):
             return
-        folder = Path(trainer.log_dir)
+        folder = Path(log_dir)
         folder.mkdir(parents=True, exist_ok=True)
         data = pl_module.datamodule
         _write_json(folder / "environment.json", environment() | {"data_hash": data.data_hash})

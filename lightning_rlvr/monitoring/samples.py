@@ -30,6 +30,11 @@ class SampleWriter(Callback):
         self.every_n_steps = every_n_steps
         self.num_samples = num_samples
         self._last: int | None = None
+        self._log_dir: str | None = None
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._log_dir = trainer.log_dir  # a collective call: every rank makes it
 
     @override
     def on_train_batch_end(
@@ -42,8 +47,8 @@ class SampleWriter(Callback):
         self._last = step
         rows = _chosen(outputs["record"], self.num_samples)
         samples = [_described(outputs["record"], row, pl_module) for row in rows]
-        if trainer.log_dir is not None:
-            folder = Path(trainer.log_dir) / "samples"
+        if self._log_dir is not None:
+            folder = Path(self._log_dir) / "samples"
             folder.mkdir(parents=True, exist_ok=True)
             lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
             (folder / f"step_{step:06d}.jsonl").write_text(lines, encoding="utf-8")

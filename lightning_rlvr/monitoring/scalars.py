@@ -93,20 +93,9 @@ def _log_credit(metrics: StepMetrics, record: StepRecord, assigner: CreditAssign
     weights = credit / torch.where(live, advantages, 1.0)[:, None]
     total, squares = weights.sum(1), weights.square().sum(1)
     metrics.mean("credit/ess", total.square() / (lengths * squares.clamp(min=1e-12)), live)
-    metrics.maximum("credit/mass_error", ((credit.sum(1) / lengths - advantages).abs() * live)[live])
+    metrics.maximum("credit/mass_error", (credit.sum(1) / lengths - advantages).abs()[live])
     metrics.maximum("credit/weight_max", weights[mask])
     metrics.mean("credit/sign_flipped", (weights < 0).float(), mask)
     for name, values in assigner.diagnostics(rollout).items():
         metrics.mean(f"credit/{name}", values.float(), rollout.completion_mask & record.forwarded[:, None])
-    if "entropy" in rollout.statistics:
-        _log_correlation(
-            metrics, "credit/weight_entropy_correlation", weights[mask], rollout.statistics["entropy"][mask]
-        )
-
-
-def _log_correlation(metrics: StepMetrics, name: str, x: Tensor, y: Tensor) -> None:
-    if len(x) < 2 or float(x.std()) < 1e-6 or float(y.std()) < 1e-6:
-        correlation, count = torch.zeros(()), torch.zeros(())
-    else:
-        correlation, count = torch.corrcoef(torch.stack([x, y]))[0, 1] * len(x), torch.tensor(float(len(x)))
-    metrics.ratio(name, correlation, count)
+    metrics.correlation("credit/weight_entropy_correlation", weights[mask], rollout.statistics["entropy"][mask])

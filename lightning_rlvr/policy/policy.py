@@ -228,7 +228,7 @@ class Policy(nn.Module):
         now = {name: parameter.data for name, parameter in parameters.items()}
         try:
             for name, parameter in parameters.items():
-                parameter.data = self._start[name].to(parameter)
+                parameter.data = self._start[name] = self._start[name].to(parameter)  # moves once, if at all
             yield
         finally:
             for name, parameter in parameters.items():

@@ -54,4 +54,6 @@ class RolloutEngine(ABC):
         """Take over the policy's weights; called before the first rollout, after resuming and after every update."""
 
 
-ENGINES: Registry[type[RolloutEngine]] = Registry("rollout engine", "lightning_rlvr.rollout_engines", "lightning_rlvr.rollout")
+ENGINES: Registry[type[RolloutEngine]] = Registry(
+    "rollout engine", "lightning_rlvr.rollout_engines", "lightning_rlvr.rollout"
+)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that every reader of torch code expects
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from typing_extensions import override
 
 from lightning_rlvr.functional.masking import completion_mask
@@ -156,7 +156,7 @@ def _draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor,
 def _cache(model: PreTrainedModel) -> Any:  # transformers' caches are typed with aliases of the last decade
     """The cache that suits the model, sliding or recurrent layers included, with its growing layers replaced."""
     cache: Any = DynamicCache(config=model.config)
-    cache.layers = [_BlockLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [_BlockLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]  # type: ignore[no-untyped-call]
     return cache
 
 
@@ -189,16 +189,14 @@ class _BlockLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init_
 @contextmanager
 def _decoding(model: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode (gradient checkpointing and dropout off) and grouped attention; after: everything as before."""
-    config = model.config.get_text_config(decoder=True)
     training = [module for module in model.modules() if module.training]
-    attention = config._attn_implementation
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
     model.train(False)
-    if attention == "sdpa":
-        config._attn_implementation = _GROUPED
+    ALL_ATTENTION_FUNCTIONS.register("sdpa", _grouped_attention)
     try:
         yield
     finally:
-        config._attn_implementation = attention
+        ALL_ATTENTION_FUNCTIONS.register("sdpa", sdpa)
         for module in training:
             module.training = True
 
@@ -213,8 +211,3 @@ def _grouped_attention(
     grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], -1)
     output = F.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=kwargs.get("scaling"))
     return output.reshape(batch, 1, heads, -1), None
-
-
-_GROUPED = "lightning_rlvr_grouped"
-AttentionInterface.register(_GROUPED, _grouped_attention)
-AttentionMaskInterface.register(_GROUPED, sdpa_mask)

@@ -1,8 +1,6 @@
 """The laws of every registered credit assigner, those of other packages included."""
 
-import importlib
 import io
-import pkgutil
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import pad
 
-import lightning_rlvr.credit
 from lightning_rlvr.credit.ablation.prompt_mask import PromptMask
 from lightning_rlvr.credit.ablation.ref_model import RefModel
 from lightning_rlvr.credit.base import CREDIT_ASSIGNERS
@@ -23,9 +20,6 @@ from lightning_rlvr.credit.permuted import PermutedCredit
 from lightning_rlvr.functional.masking import masked_mean
 from lightning_rlvr.functional.statistics import TOKEN_STATISTICS
 from lightning_rlvr.types import Rollout, TokenStatistics, UndeclaredStatisticError
-
-for module in pkgutil.walk_packages(lightning_rlvr.credit.__path__, "lightning_rlvr.credit."):
-    importlib.import_module(module.name)
 
 EXAMPLES = {
     "margin": [
@@ -226,6 +220,23 @@ def test_every_declared_statistic_is_read_and_a_missing_one_raises(make_rollout,
         others = {name: values for name, values in rollout.statistics.items() if name != missing}
         with pytest.raises(UndeclaredStatisticError, match="was not declared"):
             assigner.assign(changed(rollout, statistics=TokenStatistics(others)), advantages)
+
+
+@every_assigner
+def test_diagnostics_are_token_values_that_padding_does_not_reach(make_rollout, factory):
+    assigner = factory()
+    rollout, _ = make_case(make_rollout, assigner, 5)
+    for name, values in assigner.diagnostics(rollout).items():
+        assert name.isidentifier()
+        assert values.shape == rollout.completion_mask.shape
+        assert values[rollout.completion_mask].isfinite().all()
+
+
+@every_assigner
+def test_the_formula_is_one_line_of_ascii(factory):
+    formula = factory().formula
+    assert formula.isascii()
+    assert "\n" not in formula
 
 
 @every_assigner

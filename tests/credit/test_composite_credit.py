@@ -72,6 +72,12 @@ def test_needs_and_claims_are_united(compose):
     assert not compose(Counting()).row_local
 
 
+@pytest.mark.parametrize("compose", COMPOSITES)
+def test_diagnostics_are_those_of_the_members(make_rollout, compose):
+    rollout = make_rollout(requires=["margin"])
+    assert set(compose(MarginCredit()).diagnostics(rollout)) == set(MarginCredit().diagnostics(rollout))
+
+
 @pytest.fixture
 def case(make_rollout):
     statistics = {ablation.statistic for ablation in EvidenceContrastCredit().ablations} | {"margin", "entropy"}

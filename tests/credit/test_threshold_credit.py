@@ -106,6 +106,26 @@ def test_the_gradient_is_that_of_grpo_times_the_weights(one_row):
     torch.testing.assert_close(weighted, weights[..., None] * plain)
 
 
+def test_diagnostics_count_hesitant_and_certain_tokens(one_row):
+    values = MarginCredit().diagnostics(one_row(margin=MARGINS))
+    shares = {name: tokens.float().mean().item() for name, tokens in values.items()}
+    # scores 0 0 1 0 .5 0 1 0
+    assert shares == pytest.approx(
+        {"margin": 5.569 / 8, "margin_score": 0.3125, "margin_score_zero": 5 / 8, "margin_score_one": 2 / 8}
+    )
+
+
+def test_settings_are_resolved_to_those_that_have_an_effect():
+    resolved = {
+        kind: (MarginCredit(spread=kind).floor, MarginCredit(spread=kind).lam)
+        for kind in ("ratio", "additive", "pure")
+    }
+    assert resolved == {"ratio": (0.2, None), "additive": (None, 0.5), "pure": (None, None)}
+    assert MarginCredit().formula == (
+        "M = p1 - p2; s = ramp from 0 at 0.8 to 1 at 0.2; u = floor + (1 - floor) s; A_t = A u / mean(u)"
+    )
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -155,6 +155,16 @@ def test_mean_one_of_long_rows_is_precise():
     assert_mean_one(mean_one(weights, torch.ones(2, 30_000, dtype=torch.bool)), torch.ones(2, 30_000) > 0)
 
 
+@pytest.mark.parametrize("kind", ["ratio", "additive", "pure"])
+def test_weights_pass_no_gradient(kind):
+    values = torch.rand(1, 8, requires_grad=True)
+    for weights in (spread(values, ALL, kind), mean_one(values, ALL)):
+        assert not weights.requires_grad
+    for how in ("divide", "project"):
+        assert not renormalise(values + 0.1, ALL, how).requires_grad
+    assert not midranks(values, ALL).requires_grad
+
+
 # Contrast and ranks
 
 
@@ -194,6 +204,10 @@ def test_midranks_treat_differences_below_the_tolerance_as_ties():
     assert midranks(row(0.0, 1e-5, 1.0, 2.0), ALL[:, :4], tie_tol=0).tolist() == [[0.125, 0.375, 0.625, 0.875]]
 
 
+def test_midranks_tie_numerical_noise_of_either_sign():
+    assert midranks(row(-4e-5, 4e-5), ALL[:, :2]).tolist() == [[0.5, 0.5]]
+
+
 def test_midranks_of_infinite_values_inside_the_mask_ignore_padding():
     mask = torch.tensor([[True, True, False, False]])
     assert midranks(row(math.inf, 0.0, 5.0, math.nan), mask).tolist() == [[0.75, 0.25, 0, 0]]
@@ -209,6 +223,17 @@ def test_a_nan_inside_the_mask_stays_visible():
 
 
 # Weight maps and renormalisation
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "expected"),
+    # at u = .75: exp(.5); 1 + .5; 1 + PPF(.75); 2 * .75
+    [("exp", 1.6487), ("linear", 1.5), ("gauss", 1.6745), ("power", 1.5)],
+)
+def test_weight_maps(weight_map, expected):
+    ranks = torch.tensor([0.75])
+    torch.testing.assert_close(WEIGHT_MAPS[weight_map](ranks, 1.0), torch.tensor([expected]), atol=1e-4, rtol=0)
+
 
 EVIDENCE_RANKS = midranks(contrast(LOGPROBS, ABLATED), ALL)
 

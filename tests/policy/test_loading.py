@@ -122,6 +122,7 @@ def test_an_adapter_that_moves_the_base_weights_is_refused(make_policy, model_fo
         make_policy(adapter=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_gguf_weights_of_a_package_become_an_ordinary_model(tmp_path, monkeypatch):
     """SmolLM2: chat format, end token, text round trip, one conversion, a sensible greedy answer."""
     pytest.importorskip("gguf")

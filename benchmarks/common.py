@@ -1,0 +1,78 @@
+"""What the benchmarks share: the shipped run that they measure, its rewards, and where results go."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from lightning.pytorch.cli import LightningCLI
+from rich.console import Console
+from rich.table import Table
+
+from lightning_rlvr.cli import RLVRCLI, quiet_console
+from lightning_rlvr.monitoring.run_folder import environment
+from lightning_rlvr.verify.answer import final_answer
+from lightning_rlvr.verify.function import FunctionVerifier
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "configs/experiment/sums_grpo.yaml"
+"""SmolLM2-135M, LoRA r = 16 on all linear layers, two-term sums, 4 prompts x 8 completions of at most 64 tokens."""
+
+
+def shipped_run(folder: str, reward: Any, *, dtype: str, max_steps: int, **settings: object) -> LightningCLI:
+    """Trainer, module and data of ``sums_grpo.yaml``, ready to fit, with another reward function.
+
+    Args:
+        folder: Where the run may write.
+        reward: Reward function with TRL's signature.
+        dtype: ``auto``, ``bfloat16`` or ``float32``.
+        max_steps: Optimizer steps.
+        settings: Further settings, with ``__`` for dots.
+    """
+    quiet_console()
+    chosen = {
+        "runs_dir": folder,
+        "trainer.max_steps": max_steps,
+        "trainer.accelerator": "cpu",
+        "trainer.enable_progress_bar": False,
+        "model.policy.dtype": dtype,
+        **{name.replace("__", "."): value for name, value in settings.items()},
+    }
+    cli = RLVRCLI(["-c", str(CONFIG), *(f"--{name}={value}" for name, value in chosen.items())], run=False)
+    for source in cli.datamodule.train_sources:
+        source.verifier = FunctionVerifier(reward)
+    return cli
+
+
+def forced_rewards(num_rows: int) -> list[float]:
+    """0 and 1 in turn, so that every row of every group has an advantage other than 0."""
+    return [float(row % 2) for row in range(num_rows)]
+
+
+def exact_rewards(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
+    """1 where the answer in the completion's box is the gold one."""
+    return [float(final_answer(text, truncated=False) == gold) for text, gold in zip(completions, answer, strict=True)]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles of at least two values."""
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return {"median": round(median(values), 4), "q25": round(low, 4), "q75": round(high, 4)}
+
+
+def write(path: Path, content: dict[str, Any], tables: Sequence[Table]) -> None:
+    """Print the tables and write ``content`` as JSON, with the versions and the load of this machine."""
+    known = environment()
+    known["packages"]["trl"] = metadata.version("trl")
+    known["load_average"] = [round(value, 2) for value in os.getloadavg()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content | {"environment": known}, indent=1) + "\n", encoding="utf-8")
+    console = Console()
+    for table in tables:
+        console.print(table)
+    console.print(f"written to {path}")
