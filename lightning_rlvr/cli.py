@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse._util import import_object
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers.utils.logging import disable_progress_bar
 from typing_extensions import override
 
@@ -201,7 +201,7 @@ def _expanded(value: str, registry: Registry[Any]) -> str:
 
 def quiet_console() -> None:
     """Silence what libraries print about choices that this project makes on purpose."""
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     for message in (
         r"Found \d+ module\(s\) in eval mode",  # dropout is off for life
         r"`isinstance\(treespec, LeafSpec\)` is deprecated",

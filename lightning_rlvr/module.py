@@ -130,7 +130,7 @@ class RLVRModule(LightningModule):
     @property
     def datamodule(self) -> PromptDataModule:
         """The data module: it owns the gold answers and therefore the verifiers."""
-        data = self.trainer.datamodule  # type: ignore[attr-defined]  # set by the data connector
+        data = getattr(self.trainer, "datamodule", None)  # set by the data connector
         if not isinstance(data, PromptDataModule):
             raise TypeError(f"RLVRModule needs `datamodule=PromptDataModule(...)`, got {type(data).__name__}")
         return data
@@ -156,7 +156,7 @@ class RLVRModule(LightningModule):
             name,
             optimizer,
             num_warmup_steps=settings.warmup_steps,
-            num_training_steps=max(1, self.trainer.max_steps),  # type: ignore[arg-type]  # annotated as optional str
+            num_training_steps=max(1, self.trainer.max_steps),
         )
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
@@ -264,8 +264,8 @@ class RLVRModule(LightningModule):
             logger.log_metrics(scalars, step=self.trainer.global_step)
 
     def _rollout_flops(self, rollout: Rollout) -> float:
-        first_rows = torch.unique(rollout.group_index).numel() / len(rollout)
-        tokens = float(rollout.completion_mask.sum()) + float(rollout.prompt_mask.sum()) * first_rows
+        prefilled = torch.unique(rollout.group_index).numel() / len(rollout)
+        tokens: float = rollout.completion_mask.sum().item() + rollout.prompt_mask.sum().item() * prefilled
         return 2.0 * self.policy.num_parameters * tokens
 
     # --- held-out problems ---
@@ -322,7 +322,8 @@ class RLVRModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["state_dict"] = self.policy.trainable_state_dict()
         checkpoint["progress"] = vars(self.progress)
-        name, keys, *rest = np.random.get_state(legacy=True)
+        name, keys, *rest = np.random.get_state()
+        assert isinstance(keys, np.ndarray)
         checkpoint["random_states"] = {
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],

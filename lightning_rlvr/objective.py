@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,16 +71,13 @@ def objective(
         num_tokens=denominators.num_tokens,
         max_completion_length=max_completion_length,
     )
-    clip = {"epsilon": settings.epsilon, "epsilon_high": settings.epsilon_high}
-    losses = policy_losses(
-        scores.logprobs,
-        old_logprobs,
-        token_advantages,
-        mask,
-        loss_type=settings.loss_type,
-        delta=settings.delta,
-        **clip,
-    )
+    tokens = (old_logprobs, token_advantages, mask)
+    clip: dict[str, Any] = {
+        "loss_type": settings.loss_type,
+        "epsilon": settings.epsilon,
+        "epsilon_high": settings.epsilon_high,
+    }
+    losses = policy_losses(scores.logprobs, *tokens, delta=settings.delta, **clip)
     policy = (weights * losses).sum()
     kl = torch.zeros_like(policy)
     entropy = torch.zeros_like(policy)
@@ -87,9 +85,7 @@ def objective(
         kl = (weights * k3(scores.logprobs, scores.reference_logprobs)).sum()
     if scores.entropy is not None:
         entropy = (weights * scores.entropy).sum()
-    low, high, ratio = clip_masks(
-        scores.logprobs.detach(), old_logprobs, token_advantages, mask, loss_type=settings.loss_type, **clip
-    )
+    low, high, ratio = clip_masks(scores.logprobs.detach(), *tokens, **clip)
     return Objective(
         total=policy + settings.beta * kl - settings.entropy_coef * entropy,
         policy=policy.detach(),

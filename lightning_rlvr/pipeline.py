@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from lightning_rlvr.calibration.base import RewardCalibrator
+from lightning_rlvr.credit.ablation.base import AblatedPrompt
 from lightning_rlvr.credit.base import CreditAssigner
 from lightning_rlvr.functional.random import derive_seed
 from lightning_rlvr.plugins import Needs
@@ -108,7 +110,7 @@ def collect(
 def decode(policy: Policy, completions: Completions) -> tuple[str, ...]:
     """Completion texts, without padding and special tokens."""
     rows = zip(completions.completion_ids.tolist(), completions.completion_mask.sum(1).tolist(), strict=True)
-    return tuple(policy.tokenizer.decode(ids[:length], skip_special_tokens=True) for ids, length in rows)
+    return tuple(str(policy.tokenizer.decode(ids[:length], skip_special_tokens=True)) for ids, length in rows)
 
 
 def without_truncated(rollout: Rollout) -> Rollout:
@@ -174,14 +176,18 @@ class Scores:
 
 def score(policy: Policy, rollout: Rollout, needs: Needs, *, temperature: float) -> Scores:
     """Log-probs and every declared statistic: one forward, and one without gradient for each thing that needs it."""
-    sides = {"prompt_ids": rollout.prompt_ids, "prompt_mask": rollout.prompt_mask}
-    completion = {"completion_ids": rollout.completion_ids, "completion_mask": rollout.completion_mask}
-    own = policy.score(
-        **sides,
-        **completion,
-        model_inputs=rollout.model_inputs,
+    completions = partial(
+        policy.score,
+        completion_ids=rollout.completion_ids,
+        completion_mask=rollout.completion_mask,
         temperature=temperature,
-        statistics=needs.statistics,
+    )
+    same = AblatedPrompt(
+        prompt_ids=rollout.prompt_ids, prompt_mask=rollout.prompt_mask, model_inputs=rollout.model_inputs
+    )
+    own = completions(
+        **vars(same),
+        statistics=sorted(needs.statistics),
         entropy=needs.entropy_gradient and torch.is_grad_enabled(),
     )
     statistics = dict(own.statistics)
@@ -189,22 +195,14 @@ def score(policy: Policy, rollout: Rollout, needs: Needs, *, temperature: float)
     with torch.no_grad():
         if needs.reference or any(ablation.reference for ablation in needs.ablations):
             with policy.reference():
-                reference = policy.score(
-                    **sides, **completion, model_inputs=rollout.model_inputs, temperature=temperature
-                ).logprobs
+                reference = completions(**vars(same)).logprobs
         for ablation in needs.ablations:
             if ablation.reference:
                 assert reference is not None
                 statistics[ablation.statistic] = reference
                 continue
             ablated = ablation.ablate(rollout, policy.encode, policy.pad_token_id)
-            statistics[ablation.statistic] = policy.score(
-                prompt_ids=ablated.prompt_ids,
-                prompt_mask=ablated.prompt_mask,
-                **completion,
-                model_inputs=ablated.model_inputs,
-                temperature=temperature,
-            ).logprobs
+            statistics[ablation.statistic] = completions(**vars(ablated)).logprobs
     return Scores(
         logprobs=own.logprobs,
         entropy=own.entropy,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from lightning_rlvr.cli import RLVRCLI, one_sentence_errors, quiet_console
 
@@ -49,7 +49,7 @@ def quickstart(args: Sequence[str]) -> Path:
     return folder
 
 
-def _table(before: dict[str, float], after: dict[str, float], problems: int, samples: int) -> Table:
+def _table(before: Mapping[str, float], after: Mapping[str, float], problems: int, samples: int) -> Table:
     table = Table(title=f"{problems} held-out problems x {samples} samples, none of them trained on")
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="left" if not column else "right")

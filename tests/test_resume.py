@@ -82,7 +82,7 @@ def test_a_full_disk_costs_no_earlier_checkpoint(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:
-        with pytest.raises(OSError, match="could not save the checkpoint .*; earlier ones are intact"):
+        with pytest.raises(OSError, match=r"could not save the checkpoint .*; earlier ones are intact"):
             AtomicCheckpointIO().save_checkpoint({"weights": torch.zeros(100_000)}, target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

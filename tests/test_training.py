@@ -100,7 +100,7 @@ def test_margin_costs_no_forward_and_evidence_exactly_one(tmp_path, credit, extr
 
 def test_several_updates_score_once_and_then_forward_for_each_update(tmp_path):
     module = make_module(loss={"num_iterations": 2, "num_minibatches": 2, "max_tokens_per_micro_batch": 10_000})
-    module, recorder, _ = fit(tmp_path, module=module, credit=EvidenceContrastCredit(), max_steps=4)
+    module, _recorder, _ = fit(tmp_path, module=module, credit=EvidenceContrastCredit(), max_steps=4)
     assert module.policy.num_forwards == 2 + 4
     assert module.trainer.global_step == 4
     assert module.progress.rollouts == 1
@@ -200,7 +200,7 @@ def test_non_finite_gradient_stops_the_run_and_leaves_the_weights(tmp_path):
 
     module = make_module()
     before = load_policy(module.policy_settings).trainable_state_dict()
-    with pytest.raises((RuntimeError, ValueError), match="not finite|gradient norm"):
+    with pytest.raises((RuntimeError, ValueError), match=r"not finite|gradient norm"):
         fit(tmp_path, module=module, credit=Broken())
     same_weights(before, module.policy.trainable_state_dict())
 
@@ -244,7 +244,7 @@ def test_unknown_statistic_fails_before_anything_is_sampled(tmp_path):
 
 @pytest.mark.parametrize("extra", [MarginCredit(), UniformCredit()])
 def test_two_assigners_are_refused_by_name(tmp_path, extra):
-    with pytest.raises(ValueError, match="exactly one CreditAssigner, got .*UniformCredit"):
+    with pytest.raises(ValueError, match=r"exactly one CreditAssigner, got .*UniformCredit"):
         fit(tmp_path, callbacks=[extra])
 
 

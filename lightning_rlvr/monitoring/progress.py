@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
-from tqdm.auto import tqdm
+from tqdm.auto import tqdm  # type: ignore[import-untyped]  # ships no types
 from typing_extensions import override
 
 from lightning_rlvr.module import RLVRModule
@@ -29,7 +29,7 @@ class StepProgress(ProgressBar):
     def enable(self) -> None:
         self._enabled = True
 
-    def _open(self, label: str, total: int | float | None, initial: int = 0) -> None:
+    def _open(self, label: str, total: float | None, initial: int = 0) -> None:
         self._close()
         if self._enabled:
             known = None if total is None or total == float("inf") else int(total)
@@ -70,7 +70,7 @@ class StepProgress(ProgressBar):
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking and self._bar is None:
-            self._open("held out", sum(trainer.num_val_batches))  # type: ignore[arg-type]  # a list by now
+            self._open("held out", sum(trainer.num_val_batches))
 
     @override
     def on_validation_batch_end(
@@ -92,7 +92,7 @@ class StepProgress(ProgressBar):
 
     @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._open("test", sum(trainer.num_test_batches))  # type: ignore[arg-type]  # a list by now
+        self._open("test", sum(trainer.num_test_batches))
 
     @override
     def on_test_batch_end(

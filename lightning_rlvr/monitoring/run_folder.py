@@ -101,7 +101,7 @@ class RunLogger(TensorBoardLogger):
 
     @override
     def _get_next_version(self) -> int:
-        if rank_zero_only.rank:  # the folder is that of rank 0, which broadcasts it
+        if getattr(rank_zero_only, "rank", 0):  # the folder is that of rank 0, which broadcasts it
             return 0
         root = Path(self.root_dir)
         root.mkdir(parents=True, exist_ok=True)
