@@ -51,7 +51,8 @@ class Meter:
         self.arm = arm
         self.dtype = arm.dtype
         self.prompts: list[list[str]] = []
-        self.columns: dict[str, list[float]] = {"seconds": [], "rollout_seconds": [], "tokens": [], "rows": []}
+        names = ("seconds", "cpu_seconds", "rollout_seconds", "tokens", "rows")
+        self.columns: dict[str, list[float]] = {name: [] for name in names}
         self._reward = 0.0
 
     def reward(
@@ -75,14 +76,15 @@ class Meter:
         gc.collect()
         self._resident = psutil.Process().memory_info().rss
         self._loading_peak = peak_resident()
-        self._last = time.perf_counter()
+        self._last, self._last_cpu = time.perf_counter(), time.process_time()
 
     def step_ended(self, rows: int) -> None:
         """A step has ended, in which ``rows`` completions went through the training forward."""
-        now = time.perf_counter()
+        now, now_cpu = time.perf_counter(), time.process_time()
         self.columns["seconds"].append(now - self._last)
+        self.columns["cpu_seconds"].append(now_cpu - self._last_cpu)
         self.columns["rows"].append(rows)
-        self._last = now
+        self._last, self._last_cpu = now, now_cpu
 
     def result(self) -> dict[str, Any]:
         """What is reported; warm-up steps count for the peak memory only."""
@@ -231,6 +233,7 @@ def merged(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "reward": [r["reward"] for r in rounds],
         "memory_gib": {name: max(r["memory_gib"][name] for r in rounds) for name in rounds[0]["memory_gib"]},
         "median_seconds": round(median(columns["seconds"]), 2),
+        "median_cpu_seconds": round(median(columns["cpu_seconds"]), 2),
         "median_seconds_per_1000_tokens": round(
             median(1000 * s / t for s, t in zip(columns["seconds"], columns["tokens"], strict=True)), 2
         ),
@@ -249,7 +252,7 @@ def compare(arms: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "trl_smallest": smallest,
         **{
             f"{name}_ratio_to_trl_fastest": round(others[fastest][name] / ours[name], 2)
-            for name in ("median_seconds", "median_seconds_per_1000_tokens")
+            for name in ("median_seconds", "median_cpu_seconds", "median_seconds_per_1000_tokens")
         },
         **{
             f"{name}_ratio_to_trl_{kind}": round(values[arm] / values[OURS], 2)
@@ -265,17 +268,29 @@ def compare(arms: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def table(title: str, arms: dict[str, dict[str, Any]]) -> Table:
     """One row for each arm, medians over steps; the ratios are to our row."""
     result = Table(title=title)
-    for name in ("", "s / step", "rollout s", "rows", "tokens", "s / 1000 tokens", "peak GiB", "growth GiB"):
+    for name in (
+        "",
+        "s / step",
+        "CPU s / step",
+        "rollout s",
+        "rows",
+        "tokens",
+        "s / 1000 tokens",
+        "peak GiB",
+        "growth GiB",
+    ):
         result.add_column(name, justify="right" if name else "left")
     ours = arms[OURS]
     for name, arm in arms.items():
         memory = arm["memory_gib"]
         slower = arm["median_seconds"] / ours["median_seconds"]
+        busier = arm["median_cpu_seconds"] / ours["median_cpu_seconds"]
         longer = arm["median_seconds_per_1000_tokens"] / ours["median_seconds_per_1000_tokens"]
         larger = memory["peak"] / ours["memory_gib"]["peak"]
         result.add_row(
             name,
             f"{arm['median_seconds']:.1f} ({slower:.2f}x)",
+            f"{arm['median_cpu_seconds']:.1f} ({busier:.2f}x)",
             f"{median(arm['rollout_seconds']):.1f}",
             f"{median(arm['rows']):.0f}",
             f"{median(arm['tokens']):.0f}",

@@ -8,13 +8,14 @@ import os
 import re
 import sys
 import warnings
+from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse._util import import_object
+from jsonargparse import _typehints
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -27,6 +28,7 @@ from lightning_rlvr.calibration.zscore import ZScoreCalibrator
 from lightning_rlvr.credit.base import CREDIT_ASSIGNERS, CreditAssigner
 from lightning_rlvr.credit.uniform import UniformCredit
 from lightning_rlvr.data.datamodule import PromptDataModule
+from lightning_rlvr.data.sources import ProblemSource
 from lightning_rlvr.explain import explain
 from lightning_rlvr.module import RLVRModule
 from lightning_rlvr.monitoring.checkpoint import AtomicCheckpointIO, RunCheckpoint
@@ -45,26 +47,112 @@ class RunParser(LightningArgumentParser):
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise ValueError(_explained(message, self)) from ex
+        raise ValueError(explained(message, _settings(self))) from ex
 
 
-def _explained(message: str, parser: LightningArgumentParser) -> str:
-    """The parser's message with the choices where a name was not known."""
-    unknown = re.search(r"unrecognized arguments: --([\w.]+)|[Kk]ey '([\w.]+)' is not expected", message)
-    if unknown is not None:
-        name = unknown[1] or unknown[2]
-        settings = [option.removeprefix("--") for action in parser._actions for option in action.option_strings]
+def _settings(parser: ArgumentParser) -> list[str]:
+    """Dotted names of all settings, those of subcommands included."""
+    names = [option.removeprefix("--") for action in parser._actions for option in action.option_strings]
+    subparsers = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
+    return names + [name for action in subparsers for sub in action.choices.values() for name in _settings(sub)]
+
+
+_NOISE = re.compile(
+    r"(- )?(Does not validate against any of the Union subtypes$|Subtypes: |Errors:$|Expected a path but "
+    r"|Expected a <class '(NoneType|list|str)'>$)"
+)
+_UNKNOWN_SETTING = re.compile(
+    r"unrecognized arguments: --([\w.]+)|[Kk]ey '([\w.]+)' is not expected|does not accept option '([\w.]+)'"
+)
+_UNKNOWN_CLASS = re.compile(
+    r"Expected a dot import path string: (\S+)|Unexpected import path format: (\S+)"
+    r"|Problem with given class_path '(\S+)'"
+)
+
+
+def explained(message: str, settings: Sequence[str] = ()) -> str:
+    """A message of the argument parser as one sentence, with the choices where a name was not known.
+
+    Args:
+        message: What jsonargparse says, over many lines.
+        settings: Dotted names of all settings, for suggestions.
+
+    Example:
+        >>> explained("unrecognized arguments: --model.los", ["model.loss"])
+        'unknown setting `model.los`; did you mean model.loss?'
+    """
+    lines = _informative(message)
+    text = " ".join(lines) or message
+    if unknown := _UNKNOWN_SETTING.search(text):
+        name = next(filter(None, unknown.groups()))
         close = get_close_matches(name, settings, n=3) or get_close_matches(
             name.rpartition(".")[2], [setting.rpartition(".")[2] for setting in settings], n=3
         )
-        message = f"unknown setting `{name}`" + (f"; did you mean {' or '.join(close)}?" if close else "")
-    wrong = re.search(r"class_path '([\w.]+)':\s+Option '(\w+)' is not accepted", message)
-    if wrong is not None:
-        plugin = import_object(wrong[1])
-        accepted = [name for name in inspect.signature(plugin.__init__).parameters if name != "self"]
-        message = f"{plugin.__name__} has no setting `{wrong[2]}`; it accepts {', '.join(accepted) or 'none'}"
-    lines = [line.strip() for line in message.splitlines() if line.strip() and "Given value" not in line]
-    return " ".join(lines)
+        return f"unknown setting `{name}`" + _did_you_mean(close)
+    key, _, rest = text.rpartition('Parser key "')[2].partition('": ')
+    if not rest:
+        return text
+    if option := re.search(r"Option '([\w.]+)' is not accepted", rest):
+        known = {name: plugin.__name__ for plugin in _plugins() for name in inspect.signature(plugin).parameters}
+        close = [option[1]] if option[1] in known else get_close_matches(option[1], known, n=2)
+        return f"`{key}` has no setting `{option[1]}`" + _did_you_mean([f"{n} (of {known[n]})" for n in close])
+    if unknown := _UNKNOWN_CLASS.search(rest):
+        return f"`{key}` {next(filter(None, unknown.groups()))!r} is no file and no known class" + _choices(key)
+    rest = re.sub(r"Expected a typing\.Literal\[(.*)\]\. Got value: (.*)", r"must be one of \1, got \2", rest)
+    rest = re.sub(r"Expected a <class '(\w+)'>\. Got value: (.*)", r"must be \1, got \2", rest)
+    return f"`{key}` {rest}" if rest.startswith("must be ") else f"`{key}`: {rest}"
+
+
+def _informative(message: str) -> list[str]:
+    """Lines without those that only say which types were tried and what the whole value was."""
+    kept, in_value = [], False
+    for line in filter(None, map(str.strip, message.splitlines())):
+        in_value = line.startswith("Given value") or (in_value and not line.startswith("- "))
+        if not in_value and not _NOISE.match(line):
+            kept.append(line.removeprefix("- "))
+    return kept
+
+
+def _plugins() -> list[type]:
+    registered = [registry[name] for registry in (CALIBRATORS, CREDIT_ASSIGNERS) for name in registry]
+    return [*registered, *ProblemSource.__subclasses__()]
+
+
+def _choices(key: str) -> str:
+    choices: dict[str, Sequence[str]] = {
+        "calibrator": CALIBRATORS.names(),
+        "credit": CREDIT_ASSIGNERS.names(),
+        "data.train": (sources := [source.__name__ for source in ProblemSource.__subclasses__()]),
+        "data.val": sources,
+    }
+    if key not in choices:
+        return ""
+    where = "; in files by class path" if key in ("calibrator", "credit") else ""
+    return f"; choices: {', '.join(choices[key])}{where}"
+
+
+def _did_you_mean(close: Sequence[str]) -> str:
+    return f"; did you mean {' or '.join(dict.fromkeys(close))}?" if close else ""
+
+
+def _start_afresh(parser_or_action: object, former: Any, value: Any) -> None:
+    """A class that is named anew starts from its own defaults.
+
+    jsonargparse would keep those settings of the former class whose names the new one shares: margin credit's
+    thresholds, say, for entropy credit.
+    """
+    if former and "init_args" in former and former["class_path"] != value["class_path"]:
+        former.pop("init_args")
+
+
+@contextmanager
+def _settings_of_former_class_dropped() -> Iterator[None]:
+    kept = _typehints.discard_init_args_on_class_path_change
+    _typehints.discard_init_args_on_class_path_change = _start_afresh
+    try:
+        yield
+    finally:
+        _typehints.discard_init_args_on_class_path_change = kept
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -118,7 +206,8 @@ class RLVRCLI(LightningCLI):
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        self.config = parser.parse_args(args)
+        with _settings_of_former_class_dropped():
+            self.config = parser.parse_args(args)
 
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -136,6 +225,13 @@ class RLVRCLI(LightningCLI):
         )
 
     @override
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            raise ValueError(explained(str(error))) from error
+
+    @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self._get(self.config_init, "trainer")
         if settings.get("logger") in (None, True):
@@ -143,13 +239,19 @@ class RLVRCLI(LightningCLI):
         plugins = settings.get("plugins") or []
         kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
         bar = [] if settings.get("enable_progress_bar") is False else [StepProgress()]
-        settings["callbacks"] = [*(settings.get("callbacks") or []), RunFolder(), *bar]
+        settings["callbacks"] = [*(settings.get("callbacks") or []), RunFolder(self._columns()), *bar]
         return super().instantiate_trainer(**kwargs)
 
     @override
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         return kwargs | {"weights_only": True}  # a checkpoint of ours holds tensors and plain Python
+
+    def _columns(self) -> dict[str, Any]:
+        """What distinguishes runs, for HPARAMS: everything but where and how they were run."""
+        config = (self.config[self.subcommand] if self.subcommand else self.config).as_dict()
+        names = ("seed_everything", "model", "data", "calibrator", "credit")
+        return {name: config[name] for name in names} | {"max_steps": config["trainer"]["max_steps"]}
 
     def _run_logger(self) -> RunLogger:
         """The logger of a new run, or that of the run which ``--ckpt_path`` continues."""
@@ -209,7 +311,11 @@ def quiet_console() -> None:
         r"`weights_only` was not set",
     ):
         warnings.filterwarnings("ignore", message=message)
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
+    for name in (
+        "lightning.pytorch.utilities.rank_zero",
+        "lightning.fabric.utilities.seed",
+        "lightning.pytorch.trainer.connectors.checkpoint_connector",
+    ):
         logging.getLogger(name).addFilter(lambda record: not _ADVERTISED.search(record.getMessage()))
 
 

@@ -81,9 +81,8 @@ def _rollout(module: RLVRModule, data: PromptDataModule) -> list[str]:
 
 
 def _plugin(plugin: RewardCalibrator | CreditAssigner, shapes: str) -> list[str]:
-    lines = [f"{type(plugin).__name__}: {shapes}"]
-    if plugin.formula:
-        lines.append(plugin.formula)
+    summary = (inspect.getdoc(type(plugin)) or "").partition("\n")[0]
+    lines = [f"{type(plugin).__name__}: {shapes}", plugin.formula or summary.replace("``", "")]
     if arguments := _arguments(plugin):
         lines.append(arguments)
     return lines
@@ -134,11 +133,12 @@ def _forwards(module: RLVRModule, calibrator: RewardCalibrator, assigner: Credit
         "entropy is logged for all methods)"
     ]
     single = loss.updates_per_rollout == 1 and assigner.row_local
-    training = loss.updates_per_rollout if not single else 1
-    scoring = (0 if single else 1) + (1 if calibrator.requires else 0)
+    training = loss.num_iterations
+    scoring = 1 if calibrator.requires or not single else 0
+    extra = needs.extra_forwards * (2 if calibrator.requires and single else 1)
     lines.append(
-        f"for each row: {training} training forward{'s' * (training > 1)}, {scoring} scoring, "
-        f"{needs.extra_forwards} extra without gradient"
+        f"for each row: {training} training forward{'s' * (training > 1)}, {scoring} scoring, {extra} extra without "
+        "gradient"
     )
     lines += [f"evidence removed by {ablation!r}" for ablation in sorted(needs.ablations, key=repr)]
     if not loss.needs_all_rows and assigner.row_local:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -94,6 +95,25 @@ class RLVRModule(LightningModule):
         return load_tokenizer(self.policy_settings)
 
     @override
+    def configure_callbacks(self) -> list[Callback]:
+        # the first hook of all: Lightning's own refusals come next, and cannot name the setting to use instead
+        trainer = self.trainer
+        if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+            raise ValueError(f"`trainer.strategy` must be one device or ddp, got {type(trainer.strategy).__name__}")
+        for name, expected, instead in (
+            ("precision", "32-true", "`policy.dtype` is the dtype of weights that do not train"),
+            ("gradient_clip_val", None, "`optimizer.max_grad_norm` clips gradients"),
+            (
+                "accumulate_grad_batches",
+                1,
+                "`data.prompts_per_step` is the size of a step; memory: `loss.max_tokens_per_micro_batch`",
+            ),
+        ):
+            if (got := getattr(trainer, name)) != expected:
+                raise ValueError(f"`trainer.{name}` must be {expected or 'unset'}, got {got!r}: {instead}")
+        return []
+
+    @override
     def setup(self, stage: str) -> None:
         self.engine = ENGINES[self.rollout_settings.engine]()
         if stage != "fit":
@@ -121,10 +141,6 @@ class RLVRModule(LightningModule):
             raise ValueError(
                 f"`loss.num_minibatches` must be at most `data.prompts_per_step` = {self.datamodule.prompts_per_step} "
                 f"(prompts stay whole), got {self.loss_settings.num_minibatches}"
-            )
-        if not isinstance(self.trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
-            raise ValueError(
-                f"`trainer.strategy` must be one device or ddp, got {type(self.trainer.strategy).__name__}"
             )
 
     @property
@@ -280,6 +296,10 @@ class RLVRModule(LightningModule):
 
     def _evaluate(self, prompts: PromptBatch) -> None:
         settings = self.evaluation_settings
+        num_samples = settings.num_samples
+        if settings.temperature == 0 and num_samples > 1:
+            rank_zero_warn(f"greedy samples are all the same: 1 instead of `evaluation.num_samples` = {num_samples}")
+            num_samples = 1
         collection = collect(
             self.policy,
             self.engine,
@@ -289,7 +309,7 @@ class RLVRModule(LightningModule):
                 temperature=settings.temperature,
                 max_completion_length=settings.max_completion_length or self.rollout_settings.max_completion_length,
             ),
-            num_generations=settings.num_samples,
+            num_generations=num_samples,
             seed_parts=(self.sample_seed, "evaluation"),
         )
         statuses = [verdict.status for verdict in collection.verdicts]

@@ -92,4 +92,11 @@ class Registry(Generic[T]):
             for module in iter_modules(import_module(self.package).__path__, f"{self.package}."):
                 import_module(module.name)
         for entry in entry_points(group=self.entry_point_group):
-            self._add(entry.name, entry.load())
+            try:
+                plugin = entry.load()
+            except (ImportError, AttributeError) as error:
+                package = entry.dist.name if entry.dist else "?"
+                raise ImportError(
+                    f"{self.kind} {entry.name!r} of the installed package {package} cannot be imported: {error}"
+                ) from error
+            self.register(entry.name)(plugin)

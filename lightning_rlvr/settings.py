@@ -151,7 +151,7 @@ class EvaluationSettings:
     """How held-out problems are sampled by `validate` and `test`; the seeds are the same at every call.
 
     Args:
-        num_samples: Completions for each problem; with temperature 0 only 1 makes sense.
+        num_samples: Completions for each problem; 1 at temperature 0, where all would be the same.
         temperature: 1 is what training samples with; 0 is greedy.
         max_completion_length: By default that of training.
     """
@@ -163,11 +163,5 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         _require(self.num_samples >= 1, "evaluation.num_samples", ">= 1", self.num_samples)
         _require(self.temperature >= 0, "evaluation.temperature", ">= 0", self.temperature)
-        _require(
-            self.temperature > 0 or self.num_samples == 1,
-            "evaluation.num_samples",
-            "1 with temperature 0 (greedy samples are all the same)",
-            self.num_samples,
-        )
         limit = self.max_completion_length
         _require(limit is None or limit >= 1, "evaluation.max_completion_length", ">= 1", limit)

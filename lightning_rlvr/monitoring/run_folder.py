@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from torch.utils.tensorboard.summary import hparams
 from typing_extensions import override
 
 from lightning_rlvr.module import RLVRModule
@@ -31,8 +34,21 @@ _PACKAGES = (
 )
 
 
+FINAL_REWARD, FINAL_ACCURACY = "run/final_reward", "run/final_accuracy"
+"""Mean reward over the last tenth of the rollouts, and accuracy of the last validation: columns of HPARAMS."""
+
+
 class RunFolder(Callback):
-    """Writes ``environment.json`` and ``problems.json`` into the run folder when training starts."""
+    """Writes ``environment.json`` and ``problems.json`` when training starts, and the run's row of HPARAMS.
+
+    Args:
+        settings: Nested configuration of the run, the columns of TensorBoard's HPARAMS page.
+    """
+
+    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
+        self.settings = settings or {}
+        self._rewards: list[float] = []
+        self._accuracy: float | None = None
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -44,6 +60,71 @@ class RunFolder(Callback):
         data = pl_module.datamodule
         _write_json(folder / "environment.json", environment() | {"data_hash": data.data_hash})
         _write_json(folder / "problems.json", {"data_seed": data.data_seed, "ids": data.problem_ids})
+        experiment, start, _ = self._hparams()
+        for writer in _writers(trainer):
+            writer.add_summary(experiment)
+            writer.add_summary(start)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._rewards.append(float(trainer.callback_metrics["reward/mean"]))
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._accuracy = float(trainer.callback_metrics["eval/accuracy"])
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        last = [reward for reward in self._rewards[-math.ceil(len(self._rewards) / 10) :] if not math.isnan(reward)]
+        final = {FINAL_REWARD: sum(last) / len(last)} if last else {}
+        if self._accuracy is not None:
+            final[FINAL_ACCURACY] = self._accuracy
+        for logger in trainer.loggers:
+            logger.log_metrics(final, step=trainer.global_step)
+        if trainer.is_global_zero:
+            *_, end = self._hparams()
+            for writer in _writers(trainer):
+                writer.add_summary(end)
+
+    def _hparams(self) -> tuple[Any, Any, Any]:
+        """Summaries: which columns there are, this run's settings, its end; metrics are columns without a value."""
+        columns = dict.fromkeys((FINAL_REWARD, FINAL_ACCURACY), 0.0)
+        summaries: tuple[Any, Any, Any] = hparams(flat_settings(self.settings), columns)  # type: ignore[no-untyped-call]  # torch leaves it so
+        return summaries
+
+
+def _writers(trainer: Trainer) -> list[Any]:
+    return [
+        logger.experiment._get_file_writer() for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)
+    ]
+
+
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, str | float]:
+    """Leaves of a nested configuration by dotted name; classes by their name, what is unset left out.
+
+    Example:
+        >>> margin = {"class_path": "lightning_rlvr.credit.margin.MarginCredit", "init_args": {"lo": 0.2, "lam": None}}
+        >>> flat_settings({"credit": margin, "data": {"train": [{"class_path": "SumsSource"}]}})
+        {'credit': 'MarginCredit', 'credit.lo': 0.2, 'data.train.0': 'SumsSource'}
+    """
+    return dict(_leaves(settings, ""))
+
+
+def _leaves(value: object, name: str) -> Iterator[tuple[str, str | float]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key == "class_path":
+                yield name, str(item).rpartition(".")[2]
+            elif not key.startswith("__"):
+                yield from _leaves(item, name if key == "init_args" else f"{name}.{key}".lstrip("."))
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{name}.{number}")
+    elif value is not None:
+        yield name, value if isinstance(value, (bool, int, float)) else str(value)
 
 
 def environment() -> dict[str, Any]:
@@ -98,6 +179,11 @@ class RunLogger(TensorBoardLogger):
 
     def __init__(self, save_dir: str = "runs", name: str = "default", version: int | str | None = None) -> None:
         super().__init__(save_dir=save_dir, name=name, version=version, default_hp_metric=False)
+
+    @override
+    @rank_zero_only
+    def save(self) -> None:
+        self.experiment.flush()  # and no hparams.yaml: config.yaml says it all
 
     @override
     def _get_next_version(self) -> int:

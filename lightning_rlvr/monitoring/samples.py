@@ -94,7 +94,8 @@ def _rendered(sample: dict[str, Any]) -> str:
         f"{len(sample['tokens'])} tokens{', truncated' if sample['truncated'] else ''}"
     )
     answer = f"answer: <code>{_escaped(answer)}</code>"
-    return "\n\n".join([head, f"<pre>{_escaped(sample['prompt'])}</pre>", _shaded(sample), answer])
+    texts = [f"{part}:\n\n<pre>{_escaped(sample[part])}</pre>" for part in ("prompt", "completion")]
+    return "\n\n".join([head, *texts, answer, _shaded(sample)])
 
 
 def _shaded(sample: dict[str, Any]) -> str:

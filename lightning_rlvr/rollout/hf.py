@@ -55,7 +55,8 @@ class HFEngine(RolloutEngine):
         logprobs = torch.zeros(shape, device=policy.model.device)
         with policy.merged() if self.merge_lora else nullcontext(), _decoding(policy.model):
             by_prompt = prompt_index.argsort(stable=True)
-            for rows in torch.split(by_prompt, self.max_rows or max(1, len(by_prompt))):
+            batches = torch.split(by_prompt, self.max_rows or len(by_prompt)) if len(by_prompt) else ()
+            for rows in batches:
                 ids[rows], logprobs[rows] = _decode(policy, prompts, prompt_index[rows], seeds[rows], sampling)
         mask, truncated = completion_mask(ids, policy.eos_token_ids)
         length = int(mask.sum(1).max()) if len(ids) else 0
@@ -80,33 +81,19 @@ def _decode(
     uniforms = uniform(seeds, budget).to(device)
 
     which, repeats = torch.unique(prompt_index, return_inverse=True)
-    columns = prompts.prompt_mask[which].any(0)
-    mask = prompts.prompt_mask[which][:, columns].to(device)
-    position = mask.cumsum(1) - 1
     cache = _cache(model)
-    logits = model(
-        input_ids=prompts.prompt_ids[which][:, columns].to(device),
-        attention_mask=mask,
-        position_ids=position.clamp(min=0),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-        **{
-            name: torch.cat([rows[i] for i in which.tolist()]).to(device)
-            for name, rows in prompts.model_inputs.items()
-        },
-    ).logits[:, -1]
+    logits, position, mask = _prefill(model, cache, prompts, which)
 
     # From here on a row is a completion: `rows` are their numbers in `ids`, and all else is kept in step with it.
     rows = torch.arange(len(seeds), device=device)
     repeats = repeats.to(device)
     cache.reorder_cache(repeats)
-    logits, position, mask = logits[repeats], position[repeats, -1:], F.pad(mask[repeats], (0, budget), value=True)
+    logits, position, mask = logits[repeats], position[repeats], F.pad(mask[repeats], (0, budget), value=True)
     ended = torch.zeros_like(rows, dtype=torch.bool)
     prompt_length = mask.shape[1] - budget
     for t in range(budget):
-        tokens, ids_logprobs = _draw(logits, uniforms[rows, t], sampling.temperature)
-        ids[rows, t], logprobs[rows, t] = tokens, ids_logprobs
+        tokens, token_logprobs = _draw(logits, uniforms[rows, t], sampling.temperature)
+        ids[rows, t], logprobs[rows, t] = tokens, token_logprobs
         ended |= torch.isin(tokens, eos)
         going = (~ended).nonzero().squeeze(1)
         if len(going) == 0 or t + 1 == budget:
@@ -123,6 +110,35 @@ def _decode(
             logits_to_keep=1,
         ).logits[:, -1]
     return ids, logprobs
+
+
+def _prefill(model: PreTrainedModel, cache: Any, prompts: PromptBatch, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits of the first token ``[n, V]``, position of the last prompt token ``[n, 1]``, prompt mask ``[n, P]``."""
+    columns = prompts.prompt_mask[which].any(0)
+    ids = prompts.prompt_ids[which][:, columns].to(model.device)
+    mask = prompts.prompt_mask[which][:, columns].to(model.device)
+    position = mask.cumsum(1) - 1
+    inputs = {
+        name: torch.cat([rows[i] for i in which.tolist()]).to(model.device)
+        for name, rows in prompts.model_inputs.items()
+    }
+    # Positions of images in several dimensions are the model's to derive; it then says how far the text is shifted.
+    derived = bool(inputs) and "mrope_section" in str(model.config.get_text_config(decoder=True).to_dict())
+    if derived:
+        inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).long()
+    else:
+        inputs["position_ids"] = position.clamp(min=0)
+    output = model(
+        input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs
+    )
+    attention = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
+    if not attention or any(layer.get_seq_length() != ids.shape[1] for layer in attention):
+        raise ValueError(
+            f"the engine needs a model with attention layers that keeps its past in the cache it is given, got "
+            f"{type(model).__name__}"
+        )
+    shift = output.rope_deltas if derived else 0
+    return output.logits[:, -1], position[:, -1:] + shift, mask
 
 
 def _draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,174 @@
+"""What margin and evidence contrast credit cost over uniform credit: paired updates on one recorded rollout."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import forced_rewards, shipped_run, spread, write
+from lightning.pytorch.callbacks import Callback
+from rich.table import Table
+
+from lightning_rlvr.credit.base import CREDIT_ASSIGNERS
+from lightning_rlvr.learner import Learner
+from lightning_rlvr.metrics.step import StepMetrics
+from lightning_rlvr.module import RLVRModule
+from lightning_rlvr.pipeline import Collection, calibrate, collect
+from lightning_rlvr.plugins import unite_needs
+from lightning_rlvr.policy.scoring import token_scores
+from lightning_rlvr.rollout.base import Sampling
+
+BASE, CONTROL = "uniform", "uniform, again"
+ARMS = (BASE, "margin", "evidence_contrast", CONTROL)
+"""The second uniform arm shows how far from 1 a ratio gets by noise alone."""
+HEAD = {"log-prob, entropy": ("entropy",), "log-prob, entropy, margin": ("entropy", "margin")}
+
+
+def paired(arms: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each arm in each round; every round runs all arms, each time beginning with another one."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    names = list(arms)
+    for turn in range(-1, rounds):  # the first round is a warm-up
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            started = time.perf_counter()
+            arms[name]()
+            if turn >= 0:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratios(seconds: dict[str, list[float]], base: str, constant: float = 0.0) -> dict[str, dict[str, float]]:
+    """Median and quartiles of ``(arm + constant) / (base + constant)`` over rounds."""
+    return {
+        name: spread([(a + constant) / (b + constant) for a, b in zip(values, seconds[base], strict=True)])
+        for name, values in seconds.items()
+    }
+
+
+class CreditCost(Callback):
+    """Runs all arms at the start of training, while everything is in place, and then stops it."""
+
+    def __init__(self, rounds: int, head_rounds: int, head_tokens: int) -> None:
+        self.rounds = rounds
+        self.head_rounds = head_rounds
+        self.head_tokens = head_tokens
+        self.result: dict[str, Any] = {}
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> int:  # noqa: D102
+        collection = _sample(pl_module, batch)
+        update = {name: _update(pl_module, collection, name) for name in ARMS}
+        seconds = paired(update, self.rounds)
+        head = paired(_head(pl_module, self.head_tokens), self.head_rounds)
+        self.result = {
+            "completion_tokens": int(collection.rollout.completion_mask.sum()),
+            "rollout_seconds": round(collection.rollout_seconds, 2),
+            "update_seconds": {name: spread(values) for name, values in seconds.items()},
+            "update_ratio": ratios(seconds, BASE),
+            "step_ratio": ratios(seconds, BASE, collection.rollout_seconds),
+            "head_seconds": {name: spread(values) for name, values in head.items()},
+            "head_ratio": ratios(head, next(iter(HEAD))),
+        }
+        trainer.should_stop = True
+        return -1  # no step of its own
+
+
+def _sample(module: RLVRModule, batch: Any) -> Collection:
+    settings = module.rollout_settings
+    return collect(
+        module.policy,
+        module.engine,
+        module.datamodule.verify,
+        batch,
+        Sampling(temperature=settings.temperature, max_completion_length=settings.max_completion_length),
+        num_generations=settings.num_generations,
+        seed_parts=("credit cost",),
+    )
+
+
+def _update(module: RLVRModule, collection: Collection, name: str) -> Callable[[], None]:
+    """What a training step does after sampling, with the assigner called ``name``."""
+    assigner = CREDIT_ASSIGNERS[name.partition(",")[0]]()
+    needs = unite_needs(module.calibrator, assigner, reference=False, entropy_gradient=False)
+
+    def run() -> None:
+        module.assigner, module.needs = assigner, needs
+        learner = Learner(module, collection.rollout, StepMetrics())
+        learner.take(calibrate(module.calibrator, learner.rollout, module.gather_rollouts))
+        learner.run()
+
+    return run
+
+
+def _head(module: RLVRModule, num_tokens: int) -> dict[str, Callable[[], None]]:
+    """Forward and backward of the chunked head alone, on random hidden states."""
+    weight = module.policy.model.get_output_embeddings().weight.detach()
+    hidden = torch.randn(num_tokens, weight.shape[1]).to(weight.dtype).requires_grad_()
+    targets = torch.randint(len(weight), (num_tokens,))
+
+    def run(statistics: tuple[str, ...]) -> None:
+        scores = token_scores(hidden, weight, None, targets, temperature=1.0, statistics=statistics)
+        scores.logprobs.sum().backward()
+
+    return {name: lambda statistics=statistics: run(statistics) for name, statistics in HEAD.items()}
+
+
+def reward(prompts: list[str], **_: object) -> list[float]:
+    """Every row carries signal."""
+    return forced_rewards(len(prompts))
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The updates, and the head alone."""
+    arms = Table(title=f"One update on the same {result['completion_tokens']} tokens ({result['dtype']})")
+    for name in ("credit", "update s", "update / uniform", "whole step / uniform"):
+        arms.add_column(name, justify="left" if name == "credit" else "right")
+    for name, seconds in result["update_seconds"].items():
+        shown = [result[f"{kind}_ratio"][name] for kind in ("update", "step")]
+        arms.add_row(name, f"{seconds['median']:.2f}", *map(_shown, shown))
+    head = Table(title=f"The LM head alone, forward and backward of {result['head_tokens']} tokens")
+    for name in ("outputs", "seconds", "ratio"):
+        head.add_column(name, justify="left" if name == "outputs" else "right")
+    for name, seconds in result["head_seconds"].items():
+        head.add_row(name, f"{seconds['median']:.3f}", _shown(result["head_ratio"][name]))
+    return [arms, head]
+
+
+def _shown(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:.3f} ({ratio['q25']:.3f} to {ratio['q75']:.3f})"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
+    parser.add_argument("--rounds", type=int, default=12, help="updates of each arm")
+    parser.add_argument("--head-rounds", type=int, default=40, help="passes of each arm through the head alone")
+    parser.add_argument("--head-tokens", type=int, default=512)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "credit_cost.json")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    cost = CreditCost(options.rounds, options.head_rounds, options.head_tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        cli = shipped_run(
+            folder,
+            reward,
+            dtype=options.dtype,
+            max_steps=1,
+            model__optimizer__learning_rate=1e-12,  # as good as fixed weights: every update does the same work
+        )
+        cli.trainer.callbacks.append(cost)
+        cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+        dtype = str(cli.model.policy.model.dtype).removeprefix("torch.")
+    result = {"dtype": dtype, "rounds": options.rounds, "head_tokens": options.head_tokens, **cost.result}
+    write(options.output, result, tables(result))
+
+
+if __name__ == "__main__":
+    main()
