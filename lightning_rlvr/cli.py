@@ -20,6 +20,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from rich.console import Console
+from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 from typing_extensions import override
 
@@ -253,6 +255,21 @@ class RLVRCLI(LightningCLI):
         names = ("seed_everything", "model", "data", "calibrator", "credit")
         return {name: config[name] for name in names} | {"max_steps": config["trainer"]["max_steps"]}
 
+    def after_validate(self) -> None:
+        """Show what was found."""
+        self._show_evaluation()
+
+    def after_test(self) -> None:
+        """Show what was found."""
+        self._show_evaluation()
+
+    def _show_evaluation(self) -> None:
+        if self.trainer.is_global_zero:
+            table = Table("held-out problems", "value")
+            for name, value in sorted(self.trainer.callback_metrics.items()):
+                table.add_row(name, f"{float(value):.4f}")
+            Console().print(table)
+
     def _run_logger(self) -> RunLogger:
         """The logger of a new run, or that of the run which ``--ckpt_path`` continues."""
         runs_dir, name = self._get(self.config, "runs_dir"), self._get(self.config, "name")
@@ -327,7 +344,7 @@ def one_sentence_errors() -> Iterator[None]:
     """Inside, a user's mistake ends the process in one sentence, a bug of ours in its traceback."""
     try:
         yield
-    except (ValueError, TypeError, OSError, ImportError, MisconfigurationException) as error:
+    except (ValueError, TypeError, OSError, ImportError, FloatingPointError, MisconfigurationException) as error:
         if os.environ.get("RLVR_DEBUG"):
             raise
         text = str(error).strip() or type(error).__name__

@@ -33,6 +33,7 @@ def explain(cli: RLVRCLI) -> str:
     calibrator = find_one(cli.trainer, RewardCalibrator)
     assigner = find_one(cli.trainer, CreditAssigner)
     loss = module.loss_settings
+    module.check_sizes(cli.trainer.max_steps, data.prompts_per_step)
     needs = unite_needs(calibrator, assigner, reference=loss.beta > 0, entropy_gradient=loss.entropy_coef > 0)
     sections = {
         "policy": _policy(module),

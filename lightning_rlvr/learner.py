@@ -213,7 +213,7 @@ class Learner:
         limit = self.module.optimizer_settings.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(self._weights, limit if limit > 0 else float("inf"))
         if not bool(norm.isfinite()):
-            raise RuntimeError(
+            raise FloatingPointError(
                 f"gradient norm is {float(norm)} at optimizer step {self.module.trainer.global_step}; the weights "
                 f"were left as they are. Lower `optimizer.learning_rate`, or check the model's dtype."
             )

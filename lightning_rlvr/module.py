@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 from transformers import PreTrainedTokenizerBase, get_scheduler
 from typing_extensions import override
@@ -126,20 +127,28 @@ class RLVRModule(LightningModule):
             reference=self.loss_settings.beta > 0,
             entropy_gradient=self.loss_settings.entropy_coef > 0,
         )
+        self.check_sizes(self.trainer.max_steps, self.datamodule.prompts_per_step)
+
+    def check_sizes(self, max_steps: int, prompts_per_step: int) -> None:
+        """Refuse sizes that do not fit together.
+
+        Raises:
+            ValueError: ``max_steps`` is no whole number of rollouts or missing, or there are too many minibatches.
+        """
         updates = self.loss_settings.updates_per_rollout
-        if self.trainer.max_steps > 0 and self.trainer.max_steps % updates:
+        if max_steps > 0 and max_steps % updates:
             raise ValueError(
                 f"`trainer.max_steps` counts optimizer steps and must be a multiple of num_iterations * "
-                f"num_minibatches = {updates}, got {self.trainer.max_steps}"
+                f"num_minibatches = {updates}, got {max_steps}"
             )
-        if self.optimizer_settings.lr_scheduler != "constant" and self.trainer.max_steps < 0:
+        if self.optimizer_settings.lr_scheduler != "constant" and max_steps < 0:
             raise ValueError(
                 f"`optimizer.lr_scheduler` {self.optimizer_settings.lr_scheduler!r} needs `trainer.max_steps` as its "
                 f"length, got none"
             )
-        if self.datamodule.prompts_per_step < self.loss_settings.num_minibatches:
+        if prompts_per_step < self.loss_settings.num_minibatches:
             raise ValueError(
-                f"`loss.num_minibatches` must be at most `data.prompts_per_step` = {self.datamodule.prompts_per_step} "
+                f"`loss.num_minibatches` must be at most `data.prompts_per_step` = {prompts_per_step} "
                 f"(prompts stay whole), got {self.loss_settings.num_minibatches}"
             )
 
@@ -178,7 +187,25 @@ class RLVRModule(LightningModule):
 
     @override
     def on_fit_start(self) -> None:
-        self.engine.sync(self.policy)
+        positions = getattr(self.policy.model.config.get_text_config(), "max_position_embeddings", None)
+        prompt, completion = self.datamodule.longest_prompt, self.rollout_settings.max_completion_length
+        if positions is not None and prompt + completion > positions:
+            raise ValueError(
+                f"the longest prompt and `rollout.max_completion_length` must fit into the {positions} positions of "
+                f"{self.policy_settings.name_or_path}, got {prompt} + {completion} tokens"
+            )
+
+    @override
+    def on_train_start(self) -> None:
+        # a checkpoint brings its own optimizer settings along; those of now win
+        settings, schedule = self.optimizer_settings, self.lr_schedulers()
+        assert isinstance(schedule, LambdaLR)
+        schedule.base_lrs = [settings.learning_rate] * len(schedule.base_lrs)
+        for group, factor in zip(schedule.optimizer.param_groups, schedule.lr_lambdas, strict=True):
+            group["initial_lr"] = settings.learning_rate
+            group["lr"] = settings.learning_rate * factor(schedule.last_epoch)
+            group["betas"] = (settings.adam_beta1, settings.adam_beta2)
+            group["weight_decay"] = settings.weight_decay
 
     # --- one step ---
 
@@ -187,6 +214,7 @@ class RLVRModule(LightningModule):
         started = time.perf_counter()
         metrics = StepMetrics()
         collection = self._collect(prompts)
+        _warn_if_unscored(collection)
         learner = Learner(self, self._loss_rows(collection), metrics)
         if self.calibrator.requires:
             learner.score_all()
@@ -363,3 +391,9 @@ class RLVRModule(LightningModule):
         np.random.set_state(tuple(states["numpy"]))
         version, internal, gauss = states["python"]
         random.setstate((version, tuple(internal), gauss))
+
+
+def _warn_if_unscored(collection: Collection) -> None:
+    if bool(collection.rollout.rewards.isnan().all()):
+        first = collection.verdicts[0]
+        rank_zero_warn(f"no completion of this rollout could be scored ({first.status}: {first.reason})")

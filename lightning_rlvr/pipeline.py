@@ -70,6 +70,7 @@ def collect(
         device=prompt_index.device,
     )
     started = time.perf_counter()
+    engine.sync(policy)
     completions = engine.generate(policy, prompts, prompt_index, seeds, sampling)
     if len(completions.completion_ids) != len(seeds) or not bool(completions.completion_mask.any(1).all()):
         raise ValueError(

@@ -30,11 +30,11 @@ def quickstart(args: Sequence[str]) -> Path:
     cli = RLVRCLI(["-c", CONFIG, *args], run=False)
     console = Console()
     console.print("[bold]Held-out problems, before training[/bold]")
-    [before] = cli.trainer.validate(cli.model, datamodule=cli.datamodule, verbose=False)
+    before = _held_out(cli)
     console.print(f"accuracy {before['eval/accuracy']:.1%}\n[bold]Training[/bold]")
     cli.trainer.fit(cli.model, datamodule=cli.datamodule)
     console.print("[bold]Held-out problems, after training, with the same seeds[/bold]")
-    [after] = cli.trainer.validate(cli.model, datamodule=cli.datamodule, verbose=False)
+    after = _held_out(cli)
     problems = len(cli.datamodule.problem_ids["val"])
     folder = Path(cli.trainer.log_dir or ".")
     console.print(_table(before, after, problems, cli.model.evaluation_settings.num_samples))
@@ -47,6 +47,11 @@ def quickstart(args: Sequence[str]) -> Path:
         soft_wrap=True,
     )
     return folder
+
+
+def _held_out(cli: RLVRCLI) -> dict[str, float]:
+    cli.trainer.validate(cli.model, datamodule=cli.datamodule, verbose=False)
+    return {name: float(value) for name, value in cli.trainer.callback_metrics.items() if name.startswith("eval/")}
 
 
 def _table(before: Mapping[str, float], after: Mapping[str, float], problems: int, samples: int) -> Table:

@@ -88,3 +88,13 @@ def test_a_full_disk_costs_no_earlier_checkpoint(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert target.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_optimizer_settings_of_now_win_over_those_of_the_checkpoint(tmp_path):
+    _, _, folder = fit(tmp_path, max_steps=1)
+    module = make_module(optimizer={"learning_rate": 5e-4, "weight_decay": 0.3})
+    module, recorder, _ = fit(
+        tmp_path, module=module, max_steps=2, ckpt_path=Path(folder) / "checkpoints" / "last.ckpt"
+    )
+    assert recorder.metrics[0]["policy/learning_rate"] == pytest.approx(5e-4)
+    assert {group["weight_decay"] for group in module.trainer.optimizers[0].param_groups} == {0.3}

@@ -200,7 +200,7 @@ def test_non_finite_gradient_stops_the_run_and_leaves_the_weights(tmp_path):
 
     module = make_module()
     before = load_policy(module.policy_settings).trainable_state_dict()
-    with pytest.raises((RuntimeError, ValueError), match=r"not finite|gradient norm"):
+    with pytest.raises((FloatingPointError, ValueError), match=r"not finite|gradient norm"):
         fit(tmp_path, module=module, credit=Broken())
     same_weights(before, module.policy.trainable_state_dict())
 
@@ -286,3 +286,16 @@ def test_arms_share_prompts_and_the_first_samples(tmp_path):
     first = [fit(tmp_path, credit=credit, max_steps=1)[1].records[0] for credit in (UniformCredit(), MarginCredit())]
     assert first[0].collection.prompts.problem_ids == first[1].collection.prompts.problem_ids
     assert torch.equal(first[0].rollout.completion_ids, first[1].rollout.completion_ids)
+
+
+def test_sequences_longer_than_the_model_are_refused(tmp_path):
+    module = make_module(rollout={"max_completion_length": 600})
+    with pytest.raises(ValueError, match=r"must fit into the 512 positions of tiny_untrained, got \d+ \+ 600"):
+        fit(tmp_path, module=module)
+
+
+def test_a_rollout_without_any_score_warns_with_the_reason(tmp_path):
+    data = make_data(reward=lambda completions, **columns: [None] * len(completions))
+    with pytest.warns(UserWarning, match=r"no completion of this rollout could be scored \(error: abstained\)"):
+        _, recorder, _ = fit(tmp_path, data=data, max_steps=1)
+    assert recorder.metrics[0]["loss/total"] == 0

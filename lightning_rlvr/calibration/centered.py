@@ -14,6 +14,8 @@ from lightning_rlvr.types import Rollout
 class CenteredCalibrator(RewardCalibrator):
     """Reward minus the mean of its group, without division by the spread: Dr. GRPO, arXiv:2503.20783."""
 
+    formula = "A = r - mean of the group"
+
     @override
     def calibrate(self, rollout: Rollout) -> Tensor:
         return centered(rollout.rewards, rollout.group_index)

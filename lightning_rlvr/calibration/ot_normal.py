@@ -61,6 +61,10 @@ class OTNormalCalibrator(RewardCalibrator):
         ValueError: An unknown choice, a negative ``tie_tol``, or a setting without effect in this combination.
     """
 
+    formula = (
+        "A = mean of Phi^-1((j - 1/2) / n) over the sorted positions j that tie with r; |A| <= Phi^-1(1 - 1/(2n))"
+    )
+
     def __init__(
         self,
         position: Position = "hazen",

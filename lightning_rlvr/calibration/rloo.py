@@ -14,6 +14,8 @@ from lightning_rlvr.types import Rollout
 class RLOOCalibrator(RewardCalibrator):
     """Reward minus the mean of the other rows of its group: RLOO, arXiv:2402.14740."""
 
+    formula = "A = r - mean of the other n - 1 of the group"
+
     @override
     def calibrate(self, rollout: Rollout) -> Tensor:
         return rloo(rollout.rewards, rollout.group_index)

@@ -37,6 +37,7 @@ class SequentialCalibrator(RewardCalibrator):
         if not calibrators:
             raise ValueError(f"`calibrators` must name at least one calibrator; choices: {', '.join(CALIBRATORS)}")
         self.calibrators = [CALIBRATORS[item]() if isinstance(item, str) else item for item in calibrators]
+        self.formula = "; then ".join(item.formula or type(item).__name__ for item in self.calibrators)
         self.requires = frozenset().union(*(item.requires for item in self.calibrators))
         self.centered = self.calibrators[-1].centered
         self.group_local = all(item.group_local for item in self.calibrators)

@@ -22,6 +22,8 @@ class ZScoreCalibrator(RewardCalibrator):
         ValueError: ``ddof`` is neither 0 nor 1, or ``eps`` is negative.
     """
 
+    formula = "A = (r - mean) / (std + eps) in each group, std with n - ddof"
+
     def __init__(self, ddof: int = 1, eps: float = 1e-4) -> None:
         if ddof not in (0, 1):
             raise ValueError(f"`ddof` must be 0 or 1, got {ddof}")

@@ -101,6 +101,11 @@ class PromptDataModule(LightningDataModule):
         return {split: tuple(problem.id for problem in prompts.problems) for split, prompts in self._prompts.items()}
 
     @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest training prompt, after ``setup``."""
+        return max(len(prompt.ids) for prompt in self._prompts["train"].prompts)
+
+    @property
     def data_hash(self) -> str:
         """SHA-256 over the problems of both splits as they are shown and scored, after ``setup``."""
         digest = hashlib.sha256()

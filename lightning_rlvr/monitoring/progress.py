@@ -1,4 +1,4 @@
-"""One progress bar over rollouts, with what a person watches: reward, length, loss, seconds."""
+"""One progress bar over rollouts, with what a person watches: reward, length, entropy, seconds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StepProgress(ProgressBar):
     ) -> None:
         if self._bar is not None:
             metrics = trainer.callback_metrics
-            shown = {"reward": "reward/mean", "length": "completion/length", "loss": "loss/total"}
+            shown = {"reward": "reward/mean", "length": "completion/length", "entropy": "policy/entropy"}
             self._bar.set_postfix(
                 {label: f"{float(metrics[tag]):.3g}" for label, tag in shown.items() if tag in metrics}, refresh=False
             )

@@ -51,7 +51,7 @@ class RolloutEngine(ABC):
         """
 
     def sync(self, policy: SamplingPolicy) -> None:  # noqa: B027  # engines that share the trainer's weights need none
-        """Take over the policy's weights; called before the first rollout, after resuming and after every update."""
+        """Take over the policy's weights; called before every rollout, also the first one after resuming."""
 
 
 ENGINES: Registry[type[RolloutEngine]] = Registry(

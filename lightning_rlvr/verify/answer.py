@@ -12,6 +12,7 @@ from lightning_rlvr.verify.base import Attempt, Verdict
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _JOINT = re.compile(r"[\s$]*(?:,|or|and|,\s*(?:or|and))[\s$]*", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<![\d.)])-?\d+(?:,\d{3})*(?:\.\d+)?|\d+(?:,\d{3})*(?:\.\d+)?")
 _ANSWER_LINE = re.compile(r"\banswer[ \t*_]*:(.*)", re.IGNORECASE)
 
 
@@ -47,6 +48,19 @@ def last_line(completion: str, *, truncated: bool) -> str | None:
     """
     lines = _conclusion(completion).strip().splitlines()
     return lines[-1].strip() if lines and not truncated else None
+
+
+def last_number(completion: str, *, truncated: bool) -> str | None:
+    """The last number, thousands commas dropped; None if there is none, or if the completion was cut off.
+
+    A minus sign between two numbers is an operator.
+
+    Example:
+        >>> last_number("97 - 12 is 85.", truncated=False), last_number("so x = -1,250", truncated=False)
+        ('85', '-1250')
+    """
+    numbers = _NUMBER.findall(_conclusion(completion))
+    return numbers[-1].replace(",", "") if numbers and not truncated else None
 
 
 def judge(attempt: Attempt, answer: str | None, decide: Callable[[str, Mapping[str, Any]], Verdict]) -> Verdict:

@@ -7,10 +7,10 @@ from typing import Any, Literal, get_args
 
 from typing_extensions import override
 
-from lightning_rlvr.verify.answer import final_answer, judge, last_line
+from lightning_rlvr.verify.answer import final_answer, judge, last_line, last_number
 from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict, Verifier
 
-Extract = Literal["boxed", "last_line", "all"]
+Extract = Literal["boxed", "last_line", "last_number", "all"]
 
 
 @VERIFIERS.register("exact")
@@ -19,7 +19,8 @@ class ExactVerifier(Verifier):
 
     Args:
         extract: Where the answer is. `boxed`: the last ``\boxed{}``, else the last ``Answer:`` line. `last_line`: the
-            last line. `all`: the whole completion. A completion cut off inside any of them has no answer.
+            last line. `last_number`: the last number. `all`: the whole completion. A completion cut off inside any of
+            them has no answer.
         after: Keep only what follows the last occurrence of this text; an extract without it is no answer.
 
     Example:
@@ -50,15 +51,17 @@ class ExactVerifier(Verifier):
         return None if _normalize(columns["answer"]) else "`answer` is empty"
 
     def _answer(self, attempt: Attempt) -> str | None:
-        if self.extract == "boxed":
-            answer = final_answer(attempt.completion, truncated=attempt.truncated)
-        elif self.extract == "last_line":
-            answer = last_line(attempt.completion, truncated=attempt.truncated)
-        else:
-            answer = None if attempt.truncated else attempt.completion
+        answer = _EXTRACTORS[self.extract](attempt.completion, truncated=attempt.truncated)
         if answer is not None and self.after is not None:
             answer = answer.rpartition(self.after)[2] if self.after in answer else None
         return _normalize(answer or "") or None
+
+
+def _whole(completion: str, *, truncated: bool) -> str | None:
+    return None if truncated else completion
+
+
+_EXTRACTORS = {"boxed": final_answer, "last_line": last_line, "last_number": last_number, "all": _whole}
 
 
 def _decide(answer: str, columns: Mapping[str, Any]) -> Verdict:
