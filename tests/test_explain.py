@@ -33,7 +33,7 @@ def nothing_is_loaded(monkeypatch):
         (
             "sums_tace",
             ["LoRA rank 16, alpha 32, on all-linear", "ReasoningGymSource(dataset = chain_sum", "OTNormalCalibrator",
-             "monotone (optimal transport) map", "e = signed contrast of log p(y_t)", "g = exp(tau x)",
+             "mean of Phi^-1((j - 1/2) / n)", "e = signed contrast of log p(y_t)", "g = exp(tau x)",
              "declared statistics: none", "1 training forward, 0 scoring, 1 extra", "evidence removed by PromptMask"],
         ),
         (

@@ -1,6 +1,6 @@
 import pytest
 
-from lightning_rlvr.verify.answer import final_answer, last_line
+from lightning_rlvr.verify.answer import final_answer, last_line, last_number
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,21 @@ def test_last_line_is_the_last_that_is_not_blank():
     assert last_line("<think>5</think>\n6\n 7 \n\n", truncated=False) == "7"
     assert last_line("6\n7", truncated=True) is None
     assert last_line(" \n", truncated=False) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("97-12", "12"),
+        ("x = -5", "-5"),
+        ("1,250,000.5 dollars", "1250000.5"),
+        ("about 3.14.", "3.14"),
+        ("none", None),
+        ("", None),
+        ("<think>7", None),
+        ("7</think> so 8", "8"),
+    ],
+)
+def test_last_number_reads_one_number_and_no_operator(text, number):
+    assert last_number(text, truncated=False) == number
+    assert last_number(text, truncated=True) is None
