@@ -16,7 +16,7 @@ from rich.table import Table
 
 from lightning_rlvr.cli import RLVRCLI, quiet_console
 from lightning_rlvr.monitoring.run_folder import environment
-from lightning_rlvr.verify.answer import final_answer
+from lightning_rlvr.verify.answer import last_number
 from lightning_rlvr.verify.function import FunctionVerifier
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,8 +55,8 @@ def forced_rewards(num_rows: int) -> list[float]:
 
 
 def exact_rewards(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
-    """1 where the answer in the completion's box is the gold one."""
-    return [float(final_answer(text, truncated=False) == gold) for text, gold in zip(completions, answer, strict=True)]
+    """1 where the last number of the completion is the gold answer."""
+    return [float(last_number(text, truncated=False) == gold) for text, gold in zip(completions, answer, strict=True)]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
