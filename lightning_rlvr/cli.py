@@ -341,7 +341,7 @@ _ADVERTISED = re.compile(r"litlogger|TPU available|Seed set to|`weights_only` wa
 
 @contextmanager
 def one_sentence_errors() -> Iterator[None]:
-    """Inside, a user's mistake ends the process in one sentence, a bug of ours in its traceback."""
+    """Inside, what a user can cause ends the process in one sentence; RLVR_DEBUG=1 shows the traceback."""
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError, FloatingPointError, MisconfigurationException) as error:

@@ -70,15 +70,11 @@ def without_gradient_sync(strategy: Strategy) -> AbstractContextManager[None]:
 
 
 def sum_gradients(strategy: Strategy, weights: Sequence[Tensor]) -> None:
-    """Sum gradients over ranks in one collective; a missing gradient counts as zero."""
+    """Sum gradients over ranks, in place; a missing gradient counts as zero."""
     for weight in weights:
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
     if not isinstance(strategy, ParallelStrategy) or strategy.world_size == 1:
         return
-    gradients = [weight.grad for weight in weights if weight.grad is not None]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    torch.distributed.all_reduce(flat)
-    parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-    for gradient, part in zip(gradients, parts, strict=True):
-        gradient.copy_(part.view_as(gradient))
+    for weight in weights:
+        torch.distributed.all_reduce(weight.grad)

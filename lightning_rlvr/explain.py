@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from lightning_rlvr.calibration.base import RewardCalibrator
 from lightning_rlvr.credit.base import CreditAssigner
 from lightning_rlvr.functional.losses import LOSS_TYPES
+from lightning_rlvr.learner import reads_training_forward
 from lightning_rlvr.plugins import Needs, find_one, unite_needs
 
 if TYPE_CHECKING:
@@ -133,13 +134,10 @@ def _forwards(module: RLVRModule, calibrator: RewardCalibrator, assigner: Credit
         f"declared statistics: {', '.join(declared) or 'none'} (read in the forward that yields the log-probs; the "
         "entropy is logged for all methods)"
     ]
-    single = loss.updates_per_rollout == 1 and assigner.row_local
-    training = loss.num_iterations
-    scoring = 1 if calibrator.requires or not single else 0
-    extra = needs.extra_forwards * (2 if calibrator.requires and single else 1)
+    training, scoring = loss.num_iterations, int(not reads_training_forward(loss, calibrator, assigner))
     lines.append(
-        f"for each row: {training} training forward{'s' * (training > 1)}, {scoring} scoring, {extra} extra without "
-        "gradient"
+        f"for each row: {training} training forward{'s' * (training > 1)}, {scoring} scoring, "
+        f"{needs.extra_forwards} extra without gradient"
     )
     lines += [f"evidence removed by {ablation!r}" for ablation in sorted(needs.ablations, key=repr)]
     if not loss.needs_all_rows and assigner.row_local:
@@ -152,7 +150,7 @@ def _step(module: RLVRModule, data: PromptDataModule, max_steps: int, world_size
     updates, minibatch = loss.updates_per_rollout, rows // loss.num_minibatches
     lines = [
         f"{rows} rows -> {updates} optimizer step{'s' * (updates > 1)} "
-        f"({loss.num_iterations} iterations x {loss.num_minibatches} minibatches of {minibatch} rows), "
+        f"({loss.num_iterations} iterations x {loss.num_minibatches} minibatches of about {minibatch} rows), "
         f"micro-batches of at most {loss.max_tokens_per_micro_batch} padded tokens"
     ]
     if max_steps > 0:

@@ -22,10 +22,19 @@ from lightning_rlvr.plugins import Needs
 from lightning_rlvr.types import Rollout, TokenStatistics
 
 if TYPE_CHECKING:
+    from lightning_rlvr.calibration.base import RewardCalibrator
+    from lightning_rlvr.credit.base import CreditAssigner
     from lightning_rlvr.module import RLVRModule
+    from lightning_rlvr.settings import LossSettings
 
 
-_LOGPROBS, _REFERENCE, _CREDIT = "own logprobs", "reference logprobs", "credit"
+# no statistic can have one of these names: they hold a space
+_LOGPROBS, _REFERENCE, _CREDIT = "own logprobs", "reference logprobs", "token advantages"
+
+
+def reads_training_forward(settings: LossSettings, calibrator: RewardCalibrator, assigner: CreditAssigner) -> bool:
+    """Whether credit can be read from the training forward itself, so that no scoring pass has to come first."""
+    return settings.updates_per_rollout == 1 and assigner.row_local and not calibrator.requires
 
 
 class Learner:
@@ -77,7 +86,7 @@ class Learner:
 
     def run(self) -> None:
         """All optimizer steps on this rollout."""
-        single_pass = self.settings.updates_per_rollout == 1 and self.module.assigner.row_local
+        single_pass = reads_training_forward(self.settings, self.module.calibrator, self.module.assigner)
         if not single_pass:
             self._score(self.forwarded & ~self._scored)
             self._assign_all()
@@ -174,8 +183,8 @@ class Learner:
     def _batches(self, rows: Tensor) -> list[tuple[Tensor, bool]]:
         """Micro-batches of row numbers, as many on every rank; False marks one that only keeps step with others."""
         numbers = rows.nonzero().flatten()
-        lengths = (self.rollout.prompt_mask.sum(1) + self.rollout.completion_mask.sum(1))[numbers]
-        batches = [numbers[b] for b in micro_batches(lengths, self.settings.max_tokens_per_micro_batch)]
+        lengths = [mask[numbers].sum(1) for mask in (self.rollout.prompt_mask, self.rollout.completion_mask)]
+        batches = [numbers[b] for b in micro_batches(*lengths, max_tokens=self.settings.max_tokens_per_micro_batch)]
         count = int(reduced(self.strategy, [float(len(batches))], "max")[0])
         batches = split_into(batches, count)
         idle = torch.zeros(1, dtype=torch.int64, device=rows.device)

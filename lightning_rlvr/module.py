@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, MetricCollection
 from transformers import PreTrainedTokenizerBase, get_scheduler
 from typing_extensions import override
 
@@ -26,12 +26,12 @@ from lightning_rlvr.data.datamodule import PromptDataModule
 from lightning_rlvr.distributed import gather_rollouts, gather_rows
 from lightning_rlvr.learner import Learner
 from lightning_rlvr.metrics.step import StepMetrics
-from lightning_rlvr.monitoring.scalars import StepRecord, log_record
 from lightning_rlvr.pipeline import Collection, calibrate, collect, without_truncated
 from lightning_rlvr.plugins import Needs, find_all, find_one, unite_needs
 from lightning_rlvr.policy.loading import load_policy, load_tokenizer
 from lightning_rlvr.policy.policy import Policy
 from lightning_rlvr.policy.settings import PolicySettings
+from lightning_rlvr.record import StepRecord, log_record
 from lightning_rlvr.rollout.base import ENGINES, RolloutEngine, Sampling
 from lightning_rlvr.settings import EvaluationSettings, LossSettings, OptimizerSettings, RolloutSettings
 from lightning_rlvr.types import PromptBatch, Rollout
@@ -45,7 +45,7 @@ class Progress:
     sampled_tokens: int = 0
     seconds: float = 0.0
     flops: float = 0.0
-    """Estimated: 2 operations for each parameter and token of a forward, 4 of a forward for its backward."""
+    """Estimated: 2 operations for each parameter and token of a forward; a backward is 1 forward, without LoRA 2."""
 
 
 class RLVRModule(LightningModule):
@@ -86,7 +86,10 @@ class RLVRModule(LightningModule):
         self.optimizer_settings = optimizer
         self.evaluation_settings = evaluation
         self.progress = Progress()
-        self._evaluated = {name: MeanMetric() for name in ("accuracy", "reward", "length", "truncated", "no_answer")}
+        names = ("accuracy", "reward", "length", "truncated", "no_answer")
+        self._evaluated = MetricCollection(
+            {name: MeanMetric() for name in names}, prefix="eval/", compute_groups=False
+        )
 
     # --- set-up: everything that can be wrong is wrong here, before the first token is sampled ---
 
@@ -116,7 +119,8 @@ class RLVRModule(LightningModule):
 
     @override
     def setup(self, stage: str) -> None:
-        self.engine = ENGINES[self.rollout_settings.engine]()
+        engine = self.rollout_settings.engine
+        self.engine = ENGINES[engine]() if isinstance(engine, str) else engine
         if stage != "fit":
             return
         self.calibrator = find_one(self.trainer, RewardCalibrator)
@@ -285,9 +289,6 @@ class RLVRModule(LightningModule):
         for name, value in learner.seconds.items():
             metrics.maximum(f"time/{name}", value)
         scalars = metrics.reduce(self.trainer.strategy)
-        scalars["advantage/rms"] = scalars.pop("advantage/mean_square", 0.0) ** 0.5
-        for name in [name for name in scalars if name.startswith("advantage/mean_square_")]:
-            scalars[name.replace("mean_square", "rms")] = scalars.pop(name) ** 0.5
         sampled = scalars.pop("sampled_tokens")
         scalars["time/tokens_per_second"] = sampled / max(scalars["time/rollout"], 1e-9)
         self.progress.rollouts += 1
@@ -343,11 +344,15 @@ class RLVRModule(LightningModule):
         statuses = [verdict.status for verdict in collection.verdicts]
         rollout = collection.rollout
         rewards = rollout.rewards
-        self._evaluated["accuracy"].update(torch.tensor([float(s == "correct") for s in statuses]))
-        self._evaluated["no_answer"].update(torch.tensor([float(s == "no_answer") for s in statuses]))
-        self._evaluated["reward"].update(rewards[~rewards.isnan()])
-        self._evaluated["length"].update(rollout.completion_mask.sum(1).float())
-        self._evaluated["truncated"].update(rollout.truncated.float())
+        values = {
+            "accuracy": rewards.new_tensor([status == "correct" for status in statuses]),
+            "no_answer": rewards.new_tensor([status == "no_answer" for status in statuses]),
+            "reward": rewards[~rewards.isnan()],
+            "length": rollout.completion_mask.sum(1).float(),
+            "truncated": rollout.truncated.float(),
+        }
+        for name, metric in self._evaluated.items(keep_base=True, copy_state=False):
+            metric.update(values[name])
 
     @override
     def on_validation_epoch_end(self) -> None:
@@ -358,11 +363,11 @@ class RLVRModule(LightningModule):
         self._log_evaluation()
 
     def _log_evaluation(self) -> None:
-        scalars = {f"eval/{name}": float(metric.compute()) for name, metric in self._evaluated.items()}
-        for metric in self._evaluated.values():
-            metric.reset()
+        scalars = {name: float(value) for name, value in self._evaluated.compute().items()}
+        self._evaluated.reset()
         self.log_dict(scalars, logger=False)
-        self._write(scalars)
+        if not self.trainer.sanity_checking:
+            self._write(scalars)
 
     # --- checkpoints: what trains, what was consumed, and every random state ---
 
@@ -374,7 +379,7 @@ class RLVRModule(LightningModule):
         assert isinstance(keys, np.ndarray)
         checkpoint["random_states"] = {
             "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "numpy": (name, keys.tolist(), *rest),
             "python": random.getstate(),
         }
@@ -386,8 +391,8 @@ class RLVRModule(LightningModule):
         self.progress = Progress(**checkpoint["progress"])
         states = checkpoint["random_states"]
         torch.set_rng_state(states["torch"])
-        if states["cuda"] and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(states["cuda"])
+        if states["cuda"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(states["cuda"], self.device)
         np.random.set_state(tuple(states["numpy"]))
         version, internal, gauss = states["python"]
         random.setstate((version, tuple(internal), gauss))

@@ -76,8 +76,9 @@ def objective(
         "loss_type": settings.loss_type,
         "epsilon": settings.epsilon,
         "epsilon_high": settings.epsilon_high,
+        "delta": settings.delta,
     }
-    losses = policy_losses(scores.logprobs, *tokens, delta=settings.delta, **clip)
+    losses = policy_losses(scores.logprobs, *tokens, **clip)
     policy = (weights * losses).sum()
     kl = torch.zeros_like(policy)
     entropy = torch.zeros_like(policy)

@@ -212,26 +212,29 @@ def score(policy: Policy, rollout: Rollout, needs: Needs, *, temperature: float)
     )
 
 
-def micro_batches(lengths: Tensor, max_tokens: int) -> list[Tensor]:
+def micro_batches(prompt_lengths: Tensor, completion_lengths: Tensor, *, max_tokens: int) -> list[Tensor]:
     """Row numbers in batches of at most ``max_tokens`` padded tokens, longest rows first.
 
     Args:
-        lengths: ``[b]`` int64, tokens of each row, prompt and completion together.
-        max_tokens: Budget of rows times longest row; a single row may exceed it.
+        prompt_lengths: int64 ``[b]``, tokens.
+        completion_lengths: int64 ``[b]``, tokens.
+        max_tokens: Budget of rows times (longest prompt + longest completion); a single row may exceed it.
 
     Example:
-        >>> [rows.tolist() for rows in micro_batches(torch.tensor([3, 9, 4, 2]), max_tokens=10)]
+        >>> batches = micro_batches(torch.tensor([1, 4, 2, 1]), torch.tensor([2, 5, 2, 1]), max_tokens=10)
+        >>> [rows.tolist() for rows in batches]
         [[1], [2, 0], [3]]
     """
     batches: list[list[int]] = []
-    room = 0
-    for row in lengths.argsort(descending=True, stable=True).tolist():
-        if room == 0:
+    prompts, completions = prompt_lengths.tolist(), completion_lengths.tolist()
+    width = [0, 0]
+    for row in (prompt_lengths + completion_lengths).argsort(descending=True, stable=True).tolist():
+        width = [max(width[0], prompts[row]), max(width[1], completions[row])]
+        if not batches or (len(batches[-1]) + 1) * sum(width) > max_tokens:
             batches.append([])
-            room = max(1, max_tokens // max(1, int(lengths[row])))
+            width = [prompts[row], completions[row]]
         batches[-1].append(row)
-        room -= 1
-    return [torch.tensor(batch, device=lengths.device) for batch in batches]
+    return [torch.tensor(batch, device=prompt_lengths.device) for batch in batches]
 
 
 def split_into(batches: list[Tensor], count: int) -> list[Tensor]:

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning_rlvr.calibration.base import CALIBRATORS, RewardCalibrator
 from lightning_rlvr.credit.ablation.base import EVIDENCE_ABLATIONS, EvidenceAblation
 from lightning_rlvr.credit.base import CREDIT_ASSIGNERS, CreditAssigner
+from lightning_rlvr.functional.losses import LOSS_TYPES
 from lightning_rlvr.functional.statistics import TOKEN_STATISTICS
 from lightning_rlvr.registry import Registry
 from lightning_rlvr.rollout.base import ENGINES
@@ -26,6 +27,7 @@ REGISTRIES: tuple[Registry[object], ...] = (
     TOKEN_STATISTICS,
     VERIFIERS,
     ENGINES,
+    LOSS_TYPES,
 )  # type: ignore[assignment]  # a registry is read-only here, where it would be covariant
 
 

@@ -19,7 +19,7 @@ class Registry(Generic[T]):
     Args:
         kind: What it holds, in the singular, for messages ("credit assigner").
         entry_point_group: Entry point group in which installed packages announce plug-ins; read on first look-up.
-        package: Package of ours whose modules each register one plug-in; imported on first look-up.
+        package: Package of ours whose modules register plug-ins; all are imported on first look-up.
 
     Example:
         >>> shapes: Registry[type] = Registry("shape", "lightning_rlvr.doctest_shapes")

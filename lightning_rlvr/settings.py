@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_rlvr.functional.losses import LOSS_TYPES
+from lightning_rlvr.rollout.base import RolloutEngine
 
 
 def _require(claim: bool, name: str, expected: str, got: object) -> None:
@@ -21,7 +22,7 @@ class RolloutSettings:
         num_generations: Completions for each prompt (the group size G), at least 2.
         max_completion_length: Budget of sampled tokens, end token included.
         temperature: Sampling temperature, above 0; log-probs and statistics are those of this temperature.
-        engine: Short name of the rollout engine (`hf`).
+        engine: Rollout engine, or its short name (`hf`).
         sample_seed: Seed of the sampling; by default the data seed, so that paired arms share both.
         top_p: Must stay 1 while training: log-probs would be those of another distribution.
         top_k: Must stay 0 (off) while training, likewise.
@@ -31,7 +32,7 @@ class RolloutSettings:
     num_generations: int = 8
     max_completion_length: int = 256
     temperature: float = 1.0
-    engine: str = "hf"
+    engine: RolloutEngine | str = "hf"
     sample_seed: int | None = None
     top_p: float = 1.0
     top_k: int = 0
@@ -57,7 +58,8 @@ class LossSettings:
             constant length: sum / (B * max_completion_length). `cispo` dapo's mean of -sg[min(ratio, 1 +
             epsilon_high)] * A * logprob. `gspo_token` grpo's mean with the sequence's geometric mean ratio and the
             token's gradient.
-        epsilon: Lower clip range of the ratio (and upper one, unless `epsilon_high` is given).
+        epsilon: Lower clip range of the ratio (and upper one, unless `epsilon_high` is given). With one optimizer
+            step for each rollout every ratio is 1, so the clip ranges matter from the second update on.
         epsilon_high: Upper clip range of the ratio.
         delta: Dual clip c > 1: bound on ratio * A for A < 0; by default off.
         beta: Weight of the k3 estimate of KL(policy || policy as training starts); 0 needs no reference forward.
@@ -65,8 +67,8 @@ class LossSettings:
         num_iterations: Passes over each rollout batch.
         num_minibatches: Optimizer steps in each pass; whole prompts stay together.
         mask_truncated_completions: Leave completions without end token out of the loss and its denominators.
-        max_tokens_per_micro_batch: Budget of padded tokens (prompt and completion) in one forward; never changes the
-            gradient.
+        max_tokens_per_micro_batch: Budget of padded tokens in one forward, rows x (longest prompt + longest
+            completion); never changes the gradient.
     """
 
     loss_type: str = "grpo"
@@ -92,6 +94,8 @@ class LossSettings:
             self.delta,
         )
         cispo = self.loss_type == "cispo"
+        ranges = "unset beside `loss.epsilon_high` with loss_type cispo, which has no lower clip"
+        _require(not (cispo and high is not None and self.epsilon != 0.2), "loss.epsilon", ranges, self.epsilon)
         _require(not (cispo and self.delta is not None), "loss.delta", "unset with loss_type cispo", self.delta)
         _require(self.beta >= 0, "loss.beta", ">= 0", self.beta)
         _require(self.entropy_coef >= 0, "loss.entropy_coef", ">= 0", self.entropy_coef)

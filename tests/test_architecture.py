@@ -11,11 +11,12 @@ import lightning_rlvr
 ROOT = Path(lightning_rlvr.__file__).parent
 LAYERS = {
     "types": 0, "registry": 0,
-    "functional": 1, "tasks": 1,
+    "functional": 1, "tasks": 1, "distributed": 1,
     "calibration": 2, "credit": 2, "verify": 2, "policy": 2, "rollout": 2, "metrics": 2,
-    "plugins": 3, "pipeline": 3, "data": 3, "settings": 3, "objective": 3, "distributed": 3,
-    "learner": 4, "module": 4, "monitoring": 4,
-    "cli": 5, "explain": 5, "quickstart": 5,
+    "plugins": 3, "pipeline": 3, "data": 3, "settings": 3, "objective": 3, "record": 3,
+    "learner": 4, "module": 4,
+    "monitoring": 5,
+    "cli": 6, "explain": 6, "quickstart": 6,
 }  # fmt: skip
 
 

@@ -317,6 +317,7 @@ def outcome(name, **settings):
 def test_every_option_of_a_plugin_has_an_effect(name):
     plugin = CALIBRATORS[name] if name in CALIBRATORS else CREDIT_ASSIGNERS[name]
     documented = inspect.signature(plugin).parameters.keys()
+    assert name in OPTIONS, f"list a value for each option of the new plug-in {name} in OPTIONS, above"
     assert documented == {option for options in OPTIONS[name] for option in options}, "every option, and no other"
     for options in OPTIONS[name]:
         option = list(options)[-1]

@@ -56,7 +56,7 @@ def test_overlays_and_flags_show():
     shown = explain(parse(*flags, "--credit=evidence_contrast", "--credit.ablation=ref_model"))
     assert "+ 0.04 k3(policy || policy as training starts)" in shown
     assert "2 training forwards, 1 scoring, 1 extra" in shown, "two passes; KL and ablation share the reference"
-    assert "64 rows -> 4 optimizer steps (2 iterations x 2 minibatches of 32 rows)" in shown
+    assert "64 rows -> 4 optimizer steps (2 iterations x 2 minibatches of about 32 rows)" in shown
     assert "max_steps 100: 25 rollouts, 200 prompts, 1600 completions" in shown
 
 

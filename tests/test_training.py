@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from runs import digit_share, fit, make_data, make_module, same_weights
+from lightning.pytorch import Trainer
+from runs import digit_share, fit, make_data, make_module, same_weights, scalars
 
 from lightning_rlvr.calibration.centered import CenteredCalibrator
+from lightning_rlvr.calibration.zscore import ZScoreCalibrator
 from lightning_rlvr.credit.base import CreditAssigner
 from lightning_rlvr.credit.entropy import EntropyCredit
 from lightning_rlvr.credit.evidence_contrast import EvidenceContrastCredit
@@ -12,6 +14,8 @@ from lightning_rlvr.credit.margin import MarginCredit
 from lightning_rlvr.credit.mixture import MixtureCredit
 from lightning_rlvr.credit.uniform import UniformCredit
 from lightning_rlvr.functional.losses import LOSS_TYPES
+from lightning_rlvr.functional.statistics import TOKEN_STATISTICS
+from lightning_rlvr.monitoring.run_folder import RunLogger
 from lightning_rlvr.policy.loading import load_policy
 
 
@@ -299,3 +303,40 @@ def test_a_rollout_without_any_score_warns_with_the_reason(tmp_path):
     with pytest.warns(UserWarning, match=r"no completion of this rollout could be scored \(error: abstained\)"):
         _, recorder, _ = fit(tmp_path, data=data, max_steps=1)
     assert recorder.metrics[0]["loss/total"] == 0
+
+
+def test_a_calibrator_with_needs_costs_one_scoring_pass_and_no_second_contrast(tmp_path):
+    class Needy(CenteredCalibrator):
+        requires = frozenset({"entropy"})
+
+        def calibrate(self, rollout):
+            assert rollout.statistics["entropy"][rollout.completion_mask].min() > 0
+            return super().calibrate(rollout)
+
+    module = make_module(loss={"max_tokens_per_micro_batch": 10_000})
+    module, needy, _ = fit(tmp_path, module=module, calibrator=Needy(), credit=EvidenceContrastCredit(), max_steps=1)
+    _, plain, _ = fit(tmp_path, calibrator=CenteredCalibrator(), credit=EvidenceContrastCredit(), max_steps=1)
+    assert module.policy.num_forwards == 2 + 1  # score with the contrast, then train
+    same_weights(needy.weights[0], plain.weights[0], atol=2e-5, rtol=0)
+
+
+def test_a_statistic_may_have_any_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(TOKEN_STATISTICS._plugins, "credit", lambda logprobs: logprobs.exp().amax(-1))
+
+    class Needy(UniformCredit):
+        requires = frozenset({"credit"})
+
+    _, recorder, _ = fit(tmp_path, credit=Needy(), max_steps=1)
+    values = recorder.records[0].rollout.statistics["credit"]
+    assert 0 <= values.min() <= values.max() <= 1
+
+
+def test_sanity_check_leaves_no_trace_in_the_logs(tmp_path):
+    trainer = Trainer(
+        logger=RunLogger(save_dir=str(tmp_path), name="run"), callbacks=[ZScoreCalibrator(), UniformCredit()],
+        max_steps=1, accelerator="cpu", enable_progress_bar=False, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(make_module(), datamodule=make_data())
+    assert "eval/accuracy" not in scalars(trainer.log_dir)
+    trainer.validate(trainer.model, datamodule=trainer.datamodule)
+    assert set(scalars(trainer.log_dir)["eval/accuracy"]) == {1}

@@ -61,10 +61,6 @@ class OTNormalCalibrator(RewardCalibrator):
         ValueError: An unknown choice, a negative ``tie_tol``, or a setting without effect in this combination.
     """
 
-    formula = (
-        "A = mean of Phi^-1((j - 1/2) / n) over the sorted positions j that tie with r; |A| <= Phi^-1(1 - 1/(2n))"
-    )
-
     def __init__(
         self,
         position: Position = "hazen",
@@ -92,6 +88,21 @@ class OTNormalCalibrator(RewardCalibrator):
         self.equalize = equalize
         self.scale = scale
         self.tie_tol = tie_tol
+        score = {
+            "hazen": "mean of Phi^-1((j - 1/2) / n)",
+            "bary": "barycentre of the standard normal",
+            "vdw": "mean of Phi^-1(j / (n + 1))",
+            "blom": "mean of Phi^-1((j - 3/8) / (n + 1/4))",
+        }[position]
+        population = {
+            "group": "its group",
+            "task_batch": "all rows of its task in the rollout",
+            "group_then_task": "its group, then once more among the scores of its task",
+            "task_running": "a running sample of its task, minus the mean of the group",
+        }[scope]
+        self.formula = f"A = {score} over the sorted positions j that tie with r, among {population}"
+        self.formula += "; one factor for each group moves tasks to one second moment" if equalize == "rms" else ""
+        self.formula += "; divided by the standard deviation without ties" if scale == "c_n" else ""
         self.centered = scope in ("group", "task_running")
         self.group_local = scope == "group" and equalize == "none"
         self._mean_squares: dict[int, tuple[float, int]] = {}  # task -> (moving average from 0, number of updates)

@@ -176,14 +176,15 @@ class PromptDataModule(LightningDataModule):
         """
         attempts: dict[int, Attempt] = {}
         rows_of_task: dict[str, list[int]] = {name: [] for name in self.task_names}
-        lengths = completions.completion_mask.sum(1).tolist()
+        lengths, ids = completions.completion_mask.sum(1).tolist(), completions.completion_ids.tolist()
+        truncated, tasks = completions.truncated.tolist(), prompts.task_id.tolist()
         for row, prompt in enumerate(completions.prompt_index.tolist()):
-            rows_of_task[self.task_names[int(prompts.task_id[prompt])]].append(row)
+            rows_of_task[self.task_names[tasks[prompt]]].append(row)
             attempts[row] = Attempt(
                 prompt=prompts.prompts[prompt],
                 completion=texts[row],
-                completion_ids=tuple(completions.completion_ids[row, : lengths[row]].tolist()),
-                truncated=bool(completions.truncated[row]),
+                completion_ids=tuple(ids[row][: lengths[row]]),
+                truncated=truncated[row],
                 columns=prompts.columns[prompt],
             )
         verdicts: dict[int, Verdict] = {}

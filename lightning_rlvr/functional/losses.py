@@ -154,11 +154,12 @@ def clip_masks(
     loss_type: str,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
+    delta: float | None = None,
 ) -> ClipMasks:
     """Where ``policy_losses`` of the same arguments clips, without gradient.
 
-    ``clip`` binds below only where the advantage is negative, above only where it is positive; ``cispo`` never binds
-    below, and above wherever the advantage is not 0.
+    ``clip`` binds below only where the advantage is negative, above only where it is positive, or where it is negative
+    and the ratio above ``delta``; ``cispo`` never binds below, and above wherever the advantage is not 0.
 
     Example:
         >>> old, mask = torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool)
@@ -173,7 +174,10 @@ def clip_masks(
     above, below = (ratio > highest) & mask, (ratio < 1 - epsilon) & mask
     if kind.surrogate == "cispo":
         return ClipMasks(torch.zeros_like(mask), above & (token_advantages != 0), ratio)
-    return ClipMasks(below & (token_advantages < 0), above & (token_advantages > 0), ratio)
+    high = above & (token_advantages > 0)
+    if delta is not None:
+        high |= (ratio > delta) & mask & (token_advantages < 0)
+    return ClipMasks(below & (token_advantages < 0), high, ratio)
 
 
 def token_weights(

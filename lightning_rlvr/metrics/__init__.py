@@ -1,1 +1,1 @@
-"""torchmetrics metrics."""
+"""Metrics that are exact over ranks."""

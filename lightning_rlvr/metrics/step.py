@@ -6,6 +6,8 @@ import torch
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
+from lightning_rlvr.distributed import reduced
+
 
 class StepMetrics:
     """Collects sums, counts and maxima of this rank; ``reduce`` turns them into scalars of the global batch.
@@ -25,11 +27,17 @@ class StepMetrics:
         self._totals: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
         self._moments: dict[str, Tensor] = {}
+        self._roots: set[str] = set()
 
     def mean(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
         """Mean over all entries of ``values`` (any shape) where ``mask`` (same shape) is True; NaNs are left out."""
         keep = ~values.isnan() if mask is None else mask & ~values.isnan()
         self.ratio(name, values.double().masked_fill(~keep, 0.0).sum(), keep.sum())
+
+    def rms(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
+        """Root of the mean square, under the same rules as ``mean``."""
+        self.mean(name, values.square(), mask)
+        self._roots.add(name)
 
     def ratio(self, name: str, numerator: Tensor, denominator: Tensor) -> None:
         """Sum of ``numerator`` over ranks divided by that of ``denominator``."""
@@ -39,7 +47,7 @@ class StepMetrics:
     def correlation(self, name: str, x: Tensor, y: Tensor) -> None:
         """Pearson correlation of ``x`` and ``y`` (any shape, the same); left out where one of them is constant."""
         x, y = x.double().flatten(), y.double().flatten()
-        moments = torch.stack([torch.tensor(float(len(x))), x.sum(), y.sum(), x @ x, y @ y, x @ y])
+        moments = torch.stack([x.new_tensor(len(x)), x.sum(), y.sum(), x @ x, y @ y, x @ y])
         self._moments[name] = moments + self._moments.get(name, 0.0)
 
     def total(self, name: str, value: Tensor | float) -> None:
@@ -55,7 +63,7 @@ class StepMetrics:
     def reduce(self, strategy: Strategy) -> dict[str, float]:
         """Scalars over all ranks; a collective call."""
         sums, maxima = self._flat()
-        return self._named(_reduced(strategy, sums, "sum"), _reduced(strategy, maxima, "max"))
+        return self._named(reduced(strategy, sums, "sum"), reduced(strategy, maxima, "max"))
 
     def scalars(self) -> dict[str, float]:
         """Scalars of this rank alone."""
@@ -73,7 +81,8 @@ class StepMetrics:
         for name in sorted(self._sums):
             numerator, denominator = next(values), next(values)
             if denominator != 0:
-                named[name] = numerator / denominator
+                mean = numerator / denominator
+                named[name] = mean**0.5 if name in self._roots else mean
         named.update((name, next(values)) for name in sorted(self._totals))
         for name in sorted(self._moments):
             count, x, y, xx, yy, xy = (next(values) for _ in range(6))
@@ -82,11 +91,3 @@ class StepMetrics:
                 named[name] = (count * xy - x * y) / variances**0.5
         named.update((name, v) for name, v in zip(sorted(self._maxima), maxima, strict=True) if v > -float("inf"))
         return dict(sorted(named.items()))
-
-
-def _reduced(strategy: Strategy, values: list[float], operation: str) -> list[float]:
-    reduced = strategy.reduce(
-        torch.tensor(values, dtype=torch.float64, device=strategy.root_device), reduce_op=operation
-    )
-    assert isinstance(reduced, Tensor)
-    return [float(value) for value in reduced]

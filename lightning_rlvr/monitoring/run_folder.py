@@ -51,6 +51,14 @@ class RunFolder(Callback):
         self._accuracy: float | None = None
 
     @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"rewards": self._rewards, "accuracy": self._accuracy}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._rewards, self._accuracy = list(state_dict["rewards"]), state_dict["accuracy"]
+
+    @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         log_dir = trainer.log_dir  # a collective call: every rank makes it
         if not trainer.is_global_zero or log_dir is None or not isinstance(pl_module, RLVRModule):

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
 
 from lightning_rlvr.module import RLVRModule
-from lightning_rlvr.monitoring.scalars import StepRecord
+from lightning_rlvr.record import StepRecord
 
 
 class SampleWriter(Callback):
@@ -21,7 +21,7 @@ class SampleWriter(Callback):
 
     Args:
         every_n_steps: Optimizer steps between two samples; the first step is always written.
-        num_samples: Completions each time: of the first prompts that carry signal, best and worst of each.
+        num_samples: Completions each time: those of the highest and of the lowest advantages.
     """
 
     def __init__(self, every_n_steps: int = 10, num_samples: int = 4) -> None:
@@ -112,6 +112,6 @@ def _shaded(sample: dict[str, Any]) -> str:
 def _escaped(text: str) -> str:
     """HTML-escaped, and with the characters that Markdown would read replaced by entities."""
     escaped = html.escape(text)
-    for character in "\\`*_{}[]()#+-.!|$~":
-        escaped = escaped.replace(character, f"&#{ord(character)};") if character not in "#" else escaped
+    for character in "\\`*_{}[]()+-.!|$~":
+        escaped = escaped.replace(character, f"&#{ord(character)};")
     return escaped

@@ -55,7 +55,9 @@ def test_golds_are_checked():
 
 
 def test_bad_settings_name_the_choices():
-    with pytest.raises(ValueError, match="`extract` must be one of boxed, last_line, last_number, all, got 'lastline'"):
+    with pytest.raises(
+        ValueError, match="`extract` must be one of boxed, last_line, last_number, all, got 'lastline'"
+    ):
         ExactVerifier(extract="lastline")
     with pytest.raises(ValueError, match="`after` must not be empty"):
         ExactVerifier(after="")

@@ -76,13 +76,13 @@ def _log_advantages(metrics: StepMetrics, record: StepRecord) -> None:
     sizes = torch.bincount(rollout.group_index)[rollout.group_index]
     metrics.ratio("advantage/groups_without_signal", (constant / sizes).sum(), (1 / sizes).sum())
     metrics.mean("advantage/mean", advantages)
-    metrics.mean("advantage/mean_square", advantages.square())
+    metrics.rms("advantage/rms", advantages)
     metrics.maximum("advantage/abs_max", advantages.abs())
     metrics.mean("advantage/rows_forwarded", record.forwarded.float())
     names = record.collection.prompts.task_names
     if len(names) > 1:
         for task, name in enumerate(names):
-            metrics.mean(f"advantage/mean_square_{name}", advantages.square(), rollout.task_id == task)
+            metrics.rms(f"advantage/rms_{name}", advantages, rollout.task_id == task)
 
 
 def _log_credit(metrics: StepMetrics, record: StepRecord, assigner: CreditAssigner) -> None:
