@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from common import forced_rewards, shipped_run, spread, write
@@ -23,32 +23,55 @@ from lightning_rlvr.plugins import unite_needs
 from lightning_rlvr.policy.scoring import token_scores
 from lightning_rlvr.rollout.base import Sampling
 
-BASE, CONTROL = "uniform", "uniform, again"
-ARMS = (BASE, "margin", "evidence_contrast", CONTROL)
+T = TypeVar("T")
+ARMS = ("uniform", "margin", "evidence_contrast", "uniform, again")
 """The second uniform arm shows how far from 1 a ratio gets by noise alone."""
 HEAD = {"log-prob, entropy": ("entropy",), "log-prob, entropy, margin": ("entropy", "margin")}
 
 
-def paired(arms: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+def clocks() -> dict[str, float]:
+    """Wall time, and processor time of all threads: the second is hardly disturbed by other load on the machine."""
+    return {"wall": time.perf_counter(), "cpu": time.process_time()}
+
+
+def timed(run: Callable[[], T]) -> tuple[T, dict[str, float]]:
+    """What ``run`` returns, and the seconds that it took by each clock."""
+    started = clocks()
+    result = run()
+    return result, {clock: now - started[clock] for clock, now in clocks().items()}
+
+
+def paired(arms: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[dict[str, float]]]:
     """Seconds of each arm in each round; every round runs all arms, each time beginning with another one."""
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    seconds: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
     names = list(arms)
     for turn in range(-1, rounds):  # the first round is a warm-up
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            started = time.perf_counter()
-            arms[name]()
+            _, took = timed(arms[name])
             if turn >= 0:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(took)
     return seconds
 
 
-def ratios(seconds: dict[str, list[float]], base: str, constant: float = 0.0) -> dict[str, dict[str, float]]:
-    """Median and quartiles of ``(arm + constant) / (base + constant)`` over rounds."""
-    return {
-        name: spread([(a + constant) / (b + constant) for a, b in zip(values, seconds[base], strict=True)])
-        for name, values in seconds.items()
-    }
+def summary(
+    seconds: dict[str, list[dict[str, float]]], common: dict[str, float] | None = None
+) -> dict[str, dict[str, dict[str, float]]]:
+    """By clock and arm: quartiles of the seconds, and of their ratio to the first arm in the same round.
+
+    Args:
+        seconds: What ``paired`` returned.
+        common: Seconds that every arm takes on top of its own, by clock.
+    """
+    base = next(iter(seconds.values()))
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    for clock in base[0]:
+        more = common[clock] if common else 0.0
+        for name, values in seconds.items():
+            pairs = [(a[clock] + more, b[clock] + more) for a, b in zip(values, base, strict=True)]
+            result.setdefault(f"{clock}_seconds", {})[name] = spread([a for a, _ in pairs])
+            result.setdefault(f"{clock}_ratio", {})[name] = spread([a / b for a, b in pairs])
+    return result
 
 
 class CreditCost(Callback):
@@ -61,18 +84,15 @@ class CreditCost(Callback):
         self.result: dict[str, Any] = {}
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> int:  # noqa: D102
-        collection = _sample(pl_module, batch)
+        collection, sampling = timed(lambda: _sample(pl_module, batch))
         update = {name: _update(pl_module, collection, name) for name in ARMS}
         seconds = paired(update, self.rounds)
         head = paired(_head(pl_module, self.head_tokens), self.head_rounds)
         self.result = {
             "completion_tokens": int(collection.rollout.completion_mask.sum()),
-            "rollout_seconds": round(collection.rollout_seconds, 2),
-            "update_seconds": {name: spread(values) for name, values in seconds.items()},
-            "update_ratio": ratios(seconds, BASE),
-            "step_ratio": ratios(seconds, BASE, collection.rollout_seconds),
-            "head_seconds": {name: spread(values) for name, values in head.items()},
-            "head_ratio": ratios(head, next(iter(HEAD))),
+            "update": summary(seconds),
+            "step": summary(seconds, sampling),
+            "head": summary(head),
         }
         trainer.should_stop = True
         return -1  # no step of its own
@@ -124,23 +144,28 @@ def reward(prompts: list[str], **_: object) -> list[float]:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The updates, and the head alone."""
-    arms = Table(title=f"One update on the same {result['completion_tokens']} tokens ({result['dtype']})")
-    for name in ("credit", "update s", "update / uniform", "whole step / uniform"):
-        arms.add_column(name, justify="left" if name == "credit" else "right")
-    for name, seconds in result["update_seconds"].items():
-        shown = [result[f"{kind}_ratio"][name] for kind in ("update", "step")]
-        arms.add_row(name, f"{seconds['median']:.2f}", *map(_shown, shown))
-    head = Table(title=f"The LM head alone, forward and backward of {result['head_tokens']} tokens")
-    for name in ("outputs", "seconds", "ratio"):
-        head.add_column(name, justify="left" if name == "outputs" else "right")
-    for name, seconds in result["head_seconds"].items():
-        head.add_row(name, f"{seconds['median']:.3f}", _shown(result["head_ratio"][name]))
-    return [arms, head]
+    """Medians and quartiles over rounds."""
+    what = f"{result['dtype']}, {result['threads']} threads, {result['rounds']} rounds"
+    titles = {
+        "update": f"One update on the same {result['completion_tokens']} sampled tokens ({what})",
+        "step": "The same with the sampling, which is common to all",
+        "head": f"The LM head alone, forward and backward of {result['head_tokens']} tokens",
+    }
+    return [_table(title, result[name]) for name, title in titles.items()]
 
 
-def _shown(ratio: dict[str, float]) -> str:
-    return f"{ratio['median']:.3f} ({ratio['q25']:.3f} to {ratio['q75']:.3f})"
+def _table(title: str, part: dict[str, dict[str, dict[str, float]]]) -> Table:
+    table = Table(title=title)
+    for column in ("", "s", "ratio", "CPU s", "ratio"):
+        table.add_column(column, justify="right" if column else "left")
+    for name in part["wall_seconds"]:
+        cells = [_shown(part[f"{clock}_{kind}"][name]) for clock in ("wall", "cpu") for kind in ("seconds", "ratio")]
+        table.add_row(name, *cells)
+    return table
+
+
+def _shown(values: dict[str, float]) -> str:
+    return f"{values['median']:.3f} ({values['q25']:.3f} to {values['q75']:.3f})"
 
 
 def main() -> None:
@@ -166,7 +191,8 @@ def main() -> None:
         cli.trainer.callbacks.append(cost)
         cli.trainer.fit(cli.model, datamodule=cli.datamodule)
         dtype = str(cli.model.policy.model.dtype).removeprefix("torch.")
-    result = {"dtype": dtype, "rounds": options.rounds, "head_tokens": options.head_tokens, **cost.result}
+    settings = {name: getattr(options, name) for name in ("threads", "rounds", "head_rounds", "head_tokens")}
+    result = {"dtype": dtype, **settings, **cost.result}
     write(options.output, result, tables(result))
 
 

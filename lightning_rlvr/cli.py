@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import re
 import sys
 import warnings
-from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from jsonargparse import _typehints
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -30,8 +27,8 @@ from lightning_rlvr.calibration.zscore import ZScoreCalibrator
 from lightning_rlvr.credit.base import CREDIT_ASSIGNERS, CreditAssigner
 from lightning_rlvr.credit.uniform import UniformCredit
 from lightning_rlvr.data.datamodule import PromptDataModule
-from lightning_rlvr.data.sources import ProblemSource
 from lightning_rlvr.explain import explain
+from lightning_rlvr.messages import RunParser, explained
 from lightning_rlvr.module import RLVRModule
 from lightning_rlvr.monitoring.checkpoint import AtomicCheckpointIO, RunCheckpoint
 from lightning_rlvr.monitoring.progress import StepProgress
@@ -42,99 +39,6 @@ from lightning_rlvr.registry import Registry
 
 _DESCRIPTION = """Token-level credit for RLVR. The last value given for a setting wins, files and flags in the order of
 the command line. `rlvr explain -c FILE ...` says in words what a configuration does, without loading the model."""
-
-
-class RunParser(LightningArgumentParser):
-    """Says what is wrong in a few lines, without the usage of two hundred settings."""
-
-    @override
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise ValueError(explained(message, _settings(self))) from ex
-
-
-def _settings(parser: ArgumentParser) -> list[str]:
-    """Dotted names of all settings, those of subcommands included."""
-    names = [option.removeprefix("--") for action in parser._actions for option in action.option_strings]
-    subparsers = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
-    return names + [name for action in subparsers for sub in action.choices.values() for name in _settings(sub)]
-
-
-_NOISE = re.compile(
-    r"(- )?(Does not validate against any of the Union subtypes$|Subtypes: |Errors:$|Expected a path but "
-    r"|Expected a <class '(NoneType|list|str)'>$)"
-)
-_UNKNOWN_SETTING = re.compile(
-    r"unrecognized arguments: --([\w.]+)|[Kk]ey '([\w.]+)' is not expected|does not accept option '([\w.]+)'"
-)
-_UNKNOWN_CLASS = re.compile(
-    r"Expected a dot import path string: (\S+)|Unexpected import path format: (\S+)"
-    r"|Problem with given class_path '(\S+)'"
-)
-
-
-def explained(message: str, settings: Sequence[str] = ()) -> str:
-    """A message of the argument parser as one sentence, with the choices where a name was not known.
-
-    Args:
-        message: What jsonargparse says, over many lines.
-        settings: Dotted names of all settings, for suggestions.
-
-    Example:
-        >>> explained("unrecognized arguments: --model.los", ["model.loss"])
-        'unknown setting `model.los`; did you mean model.loss?'
-    """
-    lines = _informative(message)
-    text = " ".join(lines) or message
-    if unknown := _UNKNOWN_SETTING.search(text):
-        name = next(filter(None, unknown.groups()))
-        close = get_close_matches(name, settings, n=3) or get_close_matches(
-            name.rpartition(".")[2], [setting.rpartition(".")[2] for setting in settings], n=3
-        )
-        return f"unknown setting `{name}`" + _did_you_mean(close)
-    key, _, rest = text.rpartition('Parser key "')[2].partition('": ')
-    if not rest:
-        return text
-    if option := re.search(r"Option '([\w.]+)' is not accepted", rest):
-        known = {name: plugin.__name__ for plugin in _plugins() for name in inspect.signature(plugin).parameters}
-        close = [option[1]] if option[1] in known else get_close_matches(option[1], known, n=2)
-        return f"`{key}` has no setting `{option[1]}`" + _did_you_mean([f"{n} (of {known[n]})" for n in close])
-    if unknown := _UNKNOWN_CLASS.search(rest):
-        return f"`{key}` {next(filter(None, unknown.groups()))!r} is no file and no known class" + _choices(key)
-    rest = re.sub(r"Expected a typing\.Literal\[(.*)\]\. Got value: (.*)", r"must be one of \1, got \2", rest)
-    rest = re.sub(r"Expected a <class '(\w+)'>\. Got value: (.*)", r"must be \1, got \2", rest)
-    return f"`{key}` {rest}" if rest.startswith("must be ") else f"`{key}`: {rest}"
-
-
-def _informative(message: str) -> list[str]:
-    """Lines without those that only say which types were tried and what the whole value was."""
-    kept, in_value = [], False
-    for line in filter(None, map(str.strip, message.splitlines())):
-        in_value = line.startswith("Given value") or (in_value and not line.startswith("- "))
-        if not in_value and not _NOISE.match(line):
-            kept.append(line.removeprefix("- "))
-    return kept
-
-
-def _plugins() -> list[type]:
-    registered = [registry[name] for registry in (CALIBRATORS, CREDIT_ASSIGNERS) for name in registry]
-    return [*registered, *ProblemSource.__subclasses__()]
-
-
-def _choices(key: str) -> str:
-    choices: dict[str, Sequence[str]] = {
-        "calibrator": CALIBRATORS.names(),
-        "credit": CREDIT_ASSIGNERS.names(),
-        "data.train": (sources := [source.__name__ for source in ProblemSource.__subclasses__()]),
-        "data.val": sources,
-    }
-    if key not in choices:
-        return ""
-    where = "; in files by class path" if key in ("calibrator", "credit") else ""
-    return f"; choices: {', '.join(choices[key])}{where}"
-
-
-def _did_you_mean(close: Sequence[str]) -> str:
-    return f"; did you mean {' or '.join(dict.fromkeys(close))}?" if close else ""
 
 
 def _start_afresh(parser_or_action: object, former: Any, value: Any) -> None:
