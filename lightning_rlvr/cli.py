@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from jsonargparse import _typehints
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-from rich.console import Console
-from rich.table import Table
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from transformers.utils.logging import disable_progress_bar
 from typing_extensions import override
 
@@ -32,7 +33,7 @@ from lightning_rlvr.messages import RunParser, explained
 from lightning_rlvr.module import RLVRModule
 from lightning_rlvr.monitoring.checkpoint import AtomicCheckpointIO, RunCheckpoint
 from lightning_rlvr.monitoring.progress import StepProgress
-from lightning_rlvr.monitoring.run_folder import RunFolder, RunLogger
+from lightning_rlvr.monitoring.run_folder import RunFolder, RunLogger, run_folder
 from lightning_rlvr.monitoring.samples import SampleWriter
 from lightning_rlvr.plugins import load_plugins
 from lightning_rlvr.registry import Registry
@@ -66,9 +67,11 @@ class SaveRunConfig(SaveConfigCallback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        log_dir = trainer.log_dir  # a collective call: every rank makes it, once
-        if log_dir is not None and trainer.is_global_zero:
-            folder, number = Path(log_dir), 1
+        folder = run_folder(trainer)
+        if folder is None:
+            return
+        if trainer.is_global_zero:
+            number = 1
             while (folder / self.config_filename).exists():
                 self.config_filename = f"config.resume-{number}.yaml"
                 number += 1
@@ -138,6 +141,12 @@ class RLVRCLI(LightningCLI):
             raise ValueError(explained(str(error))) from error
 
     @override
+    def before_instantiate_classes(self) -> None:
+        checkpoint = self._get(self.config, "ckpt_path")
+        if checkpoint is not None and not Path(checkpoint).is_file():
+            raise ValueError(f"`ckpt_path` must be a checkpoint file, got {str(checkpoint)!r}")
+
+    @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self._get(self.config_init, "trainer")
         if settings.get("logger") in (None, True):
@@ -159,21 +168,6 @@ class RLVRCLI(LightningCLI):
         names = ("seed_everything", "model", "data", "calibrator", "credit")
         return {name: config[name] for name in names} | {"max_steps": config["trainer"]["max_steps"]}
 
-    def after_validate(self) -> None:
-        """Show what was found."""
-        self._show_evaluation()
-
-    def after_test(self) -> None:
-        """Show what was found."""
-        self._show_evaluation()
-
-    def _show_evaluation(self) -> None:
-        if self.trainer.is_global_zero:
-            table = Table("held-out problems", "value")
-            for name, value in sorted(self.trainer.callback_metrics.items()):
-                table.add_row(name, f"{float(value):.4f}")
-            Console().print(table)
-
     def _run_logger(self) -> RunLogger:
         """The logger of a new run, or that of the run which ``--ckpt_path`` continues."""
         runs_dir, name = self._get(self.config, "runs_dir"), self._get(self.config, "name")
@@ -181,7 +175,10 @@ class RLVRCLI(LightningCLI):
         if checkpoint is not None:
             run = Path(checkpoint).resolve().parent.parent
             if (run / "config.yaml").is_file():
-                return RunLogger(save_dir=str(run.parent.parent), name=run.parent.name, version=run.name)
+                step = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")["global_step"]
+                return RunLogger(
+                    save_dir=str(run.parent.parent), name=run.parent.name, version=run.name, purge_step=step + 1
+                )
         return RunLogger(save_dir=runs_dir, name=name)
 
 
@@ -263,7 +260,10 @@ def main(args: Sequence[str] | None = None) -> None:
         if arguments[0] == "explain":
             print(explain(RLVRCLI(arguments[1:], run=False)))  # noqa: T201  # the command's output
         else:
-            RLVRCLI(arguments)
+            try:
+                RLVRCLI(arguments)
+            except SIGTERMException:
+                sys.exit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,8 @@ class Learner:
         self.forwarded = torch.zeros_like(self.valid)
         self.seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
         self.flops = 0.0
+        self.num_minibatches = self.settings.num_minibatches
+        """Optimizer steps in each pass: fewer than the setting where a short batch has fewer prompts."""
         optimizer = module.optimizers()
         assert not isinstance(optimizer, list)
         self.optimizer = optimizer
@@ -150,15 +152,15 @@ class Learner:
 
     def _minibatches(self, iteration: int) -> Iterator[Tensor]:
         """Row masks ``[B]``; whole prompts, dealt by the same permutation on every rank."""
-        count = self.settings.num_minibatches
-        if count == 1:
+        if self.settings.num_minibatches == 1:
             yield self.valid
             return
         groups = self.rollout.group_index
         prompts = int(reduced(self.strategy, [float(groups.amax()) + 1], "max")[0])
+        self.num_minibatches = min(self.settings.num_minibatches, prompts)
         seed = derive_seed(self.module.sample_seed, "minibatches", self.module.progress.rollouts, iteration)
         order = torch.randperm(prompts, generator=torch.Generator().manual_seed(seed)).to(groups.device)
-        for part in torch.tensor_split(order, count):
+        for part in torch.tensor_split(order, self.num_minibatches):
             yield self.valid & torch.isin(groups, part)
 
     def _update(self, rows: Tensor, single_pass: bool) -> None:
@@ -176,9 +178,7 @@ class Learner:
         own = [float((rows & self.valid).sum()), float(mask[rows].sum()), float(mask.sum())]
         sequences, minibatch, total = reduced(self.strategy, own, "sum")
         local = LOSS_TYPES[self.settings.loss_type].aggregation == "minibatch_token_mean"
-        return Denominators(
-            num_sequences=sequences, num_tokens=minibatch if local else total / self.settings.num_minibatches
-        )
+        return Denominators(num_sequences=sequences, num_tokens=minibatch if local else total / self.num_minibatches)
 
     def _batches(self, rows: Tensor) -> list[tuple[Tensor, bool]]:
         """Micro-batches of row numbers, as many on every rank; False marks one that only keeps step with others."""

@@ -106,6 +106,7 @@ class RLVRModule(LightningModule):
             raise ValueError(f"`trainer.strategy` must be one device or ddp, got {type(trainer.strategy).__name__}")
         for name, expected, instead in (
             ("precision", "32-true", "`policy.dtype` is the dtype of weights that do not train"),
+            ("overfit_batches", 0.0, "`data.num_problems` is the number of problems to train on"),
             ("gradient_clip_val", None, "`optimizer.max_grad_norm` clips gradients"),
             (
                 "accumulate_grad_batches",
@@ -131,7 +132,12 @@ class RLVRModule(LightningModule):
             reference=self.loss_settings.beta > 0,
             entropy_gradient=self.loss_settings.entropy_coef > 0,
         )
-        self.check_sizes(self.trainer.max_steps, self.datamodule.prompts_per_step)
+        if not self._is_dry_run:
+            self.check_sizes(self.trainer.max_steps, self.datamodule.prompts_per_step)
+
+    @property
+    def _is_dry_run(self) -> bool:
+        return bool(getattr(self.trainer, "fast_dev_run", False))  # it sets `max_steps` itself
 
     def check_sizes(self, max_steps: int, prompts_per_step: int) -> None:
         """Refuse sizes that do not fit together.
@@ -189,18 +195,37 @@ class RLVRModule(LightningModule):
         )
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
-    @override
-    def on_fit_start(self) -> None:
+    def _check_positions(self, completion: int) -> None:
         positions = getattr(self.policy.model.config.get_text_config(), "max_position_embeddings", None)
-        prompt, completion = self.datamodule.longest_prompt, self.rollout_settings.max_completion_length
+        prompt = self.datamodule.longest_prompt
         if positions is not None and prompt + completion > positions:
             raise ValueError(
-                f"the longest prompt and `rollout.max_completion_length` must fit into the {positions} positions of "
+                f"the longest prompt and `max_completion_length` must fit into the {positions} positions of "
                 f"{self.policy_settings.name_or_path}, got {prompt} + {completion} tokens"
             )
 
     @override
+    def on_fit_start(self) -> None:
+        self._check_positions(self.rollout_settings.max_completion_length)
+
+    @override
+    def on_validation_start(self) -> None:
+        self._check_positions(self.max_evaluated_length)
+
+    @override
+    def on_test_start(self) -> None:
+        self._check_positions(self.max_evaluated_length)
+
+    @property
+    def max_evaluated_length(self) -> int:
+        """Budget of sampled tokens for held-out problems."""
+        return self.evaluation_settings.max_completion_length or self.rollout_settings.max_completion_length
+
+    @override
     def on_train_start(self) -> None:
+        if not self._is_dry_run:
+            left = self.trainer.max_steps - self.trainer.global_step
+            self.check_sizes(left if self.trainer.max_steps > 0 else -1, self.datamodule.prompts_per_step)
         # a checkpoint brings its own optimizer settings along; those of now win
         settings, schedule = self.optimizer_settings, self.lr_schedulers()
         assert isinstance(schedule, LambdaLR)
@@ -218,7 +243,6 @@ class RLVRModule(LightningModule):
         started = time.perf_counter()
         metrics = StepMetrics()
         collection = self._collect(prompts)
-        _warn_if_unscored(collection)
         learner = Learner(self, self._loss_rows(collection), metrics)
         if self.calibrator.requires:
             learner.score_all()
@@ -260,10 +284,7 @@ class RLVRModule(LightningModule):
     def _loss_rows(self, collection: Collection) -> Rollout:
         if not self.loss_settings.mask_truncated_completions:
             return collection.rollout
-        rollout = without_truncated(collection.rollout)
-        if not bool(rollout.completion_mask.any()):
-            rank_zero_warn("every completion of this rollout was truncated and masked: it contributes no gradient")
-        return rollout
+        return without_truncated(collection.rollout)
 
     def gather_rollouts(self, rollout: Rollout) -> tuple[Rollout, slice]:
         """The rows of all ranks in rank order, padded to common widths, and which of them are this rank's.
@@ -289,6 +310,11 @@ class RLVRModule(LightningModule):
         for name, value in learner.seconds.items():
             metrics.maximum(f"time/{name}", value)
         scalars = metrics.reduce(self.trainer.strategy)
+        if scalars["reward/unscored"] == 1:
+            first = collection.verdicts[0]
+            rank_zero_warn(f"no completion of this rollout could be scored ({first.status}: {first.reason})")
+        if self.loss_settings.mask_truncated_completions and scalars["completion/truncated"] == 1:
+            rank_zero_warn("every completion of this rollout was truncated and masked: it contributes no gradient")
         sampled = scalars.pop("sampled_tokens")
         scalars["time/tokens_per_second"] = sampled / max(scalars["time/rollout"], 1e-9)
         self.progress.rollouts += 1
@@ -336,7 +362,7 @@ class RLVRModule(LightningModule):
             prompts,
             Sampling(
                 temperature=settings.temperature,
-                max_completion_length=settings.max_completion_length or self.rollout_settings.max_completion_length,
+                max_completion_length=self.max_evaluated_length,
             ),
             num_generations=num_samples,
             seed_parts=(self.sample_seed, "evaluation"),
@@ -365,9 +391,7 @@ class RLVRModule(LightningModule):
     def _log_evaluation(self) -> None:
         scalars = {name: float(value) for name, value in self._evaluated.compute().items()}
         self._evaluated.reset()
-        self.log_dict(scalars, logger=False)
-        if not self.trainer.sanity_checking:
-            self._write(scalars)
+        self.log_dict(scalars | {"step": float(self.trainer.global_step)})  # "step" is the x-axis, not a metric
 
     # --- checkpoints: what trains, what was consumed, and every random state ---
 
@@ -396,9 +420,3 @@ class RLVRModule(LightningModule):
         np.random.set_state(tuple(states["numpy"]))
         version, internal, gauss = states["python"]
         random.setstate((version, tuple(internal), gauss))
-
-
-def _warn_if_unscored(collection: Collection) -> None:
-    if bool(collection.rollout.rewards.isnan().all()):
-        first = collection.verdicts[0]
-        rank_zero_warn(f"no completion of this rollout could be scored ({first.status}: {first.reason})")

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 from command_line import CONFIGS, SMALL, fit, parse, plugins, sums
-from conftest import make_rollout
+from rollouts import make_rollout
 from runs import fit as fit_in_python
 from runs import make_data, make_module, same_weights, scalars
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader

@@ -34,7 +34,8 @@ def test_every_command_line_parses(command, monkeypatch, tmp_path):
 def test_the_assigner_of_the_guide_trains(tmp_path):
     code = next(block for kind, block in BLOCKS if kind == "python" and "SurpriseCredit" in block)
     (tmp_path / "surprise.py").write_text(code)
-    command = [sys.executable, "-m", "lightning_rlvr.cli", "fit", "-c", str(ROOT / "configs/experiment/tiny_grpo.yaml"),
+    config = str(ROOT / "configs/experiment/tiny_grpo.yaml")
+    command = [sys.executable, "-m", "lightning_rlvr.cli", "fit", "-c", config,
                "--credit", "surprise.SurpriseCredit", "--credit.floor", "0.1", "--trainer.max_steps", "1",
                "--model.policy.name_or_path", "tiny_untrained"]  # fmt: skip
     done = subprocess.run(

@@ -340,3 +340,15 @@ def test_sanity_check_leaves_no_trace_in_the_logs(tmp_path):
     assert "eval/accuracy" not in scalars(trainer.log_dir)
     trainer.validate(trainer.model, datamodule=trainer.datamodule)
     assert set(scalars(trainer.log_dir)["eval/accuracy"]) == {1}
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
+def test_a_short_batch_makes_no_empty_optimizer_steps(tmp_path, loss_type):
+    """12 problems in batches of 5: the third rollout has 2 prompts, hence 2 steps where the others have 4."""
+    data = make_data(prompts_per_step=5)
+    module = make_module(loss={"loss_type": loss_type, "num_minibatches": 4})
+    module, recorder, _ = fit(tmp_path, module=module, data=data, max_steps=8)
+    assert module.progress.rollouts == 2
+    module, recorder, _ = fit(tmp_path, module=make_module(loss={"num_minibatches": 4}), data=data, max_steps=12)
+    assert module.trainer.global_step >= 12
+    assert [len(record.collection.prompts) for record in recorder.records][:3] == [5, 5, 2]

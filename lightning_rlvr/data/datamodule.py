@@ -247,9 +247,11 @@ class PromptDataModule(LightningDataModule):
                 f"{self.max_prompt_length}: left out"
             )
         if not fitting:
+            kind = "training" if setting == "num_problems" else "held-out"
             shortest = min((len(prompt.ids) for _, prompt in pairs), default=0)
             raise ValueError(
-                f"`max_prompt_length` {self.max_prompt_length} leaves no prompt: the shortest has {shortest} tokens"
+                f"`max_prompt_length` {self.max_prompt_length} leaves no {kind} prompt: "
+                f"the shortest has {shortest} tokens"
             )
         if count is not None:
             if count > len(fitting):

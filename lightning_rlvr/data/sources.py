@@ -226,6 +226,11 @@ class DatasetSource(ProblemSource):
             for ours, value in mapped.items():
                 if value is None or (ours == "problem" and not str(value).strip()):
                     raise ValueError(f"row {number} of {self.path!r} has no {ours} (column {self.columns[ours]!r})")
+            if not isinstance(mapped["problem"], (str, int, float)):
+                raise ValueError(
+                    f"row {number} of {self.path!r}: `problem` must be text, got {type(mapped['problem']).__name__}; "
+                    f"dots lead into nested values, as in `problem: {self.columns['problem']}.0.content`"
+                )
             yield Problem(
                 id=f"{self.task}/{mapped.get('id', number)}",
                 problem=str(mapped["problem"]),
@@ -315,7 +320,10 @@ def _rows(path: str, name: str | None, split: str) -> Iterable[Mapping[str, Any]
 
 def _json_rows(file: Path) -> list[Mapping[str, Any]]:
     rows = []
-    text = file.read_text(encoding="utf-8")
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(file)!r} must be UTF-8: {error}") from error
     numbered = enumerate(text.split("\n"), start=1) if file.suffix.lower() == ".jsonl" else [(1, text)]
     for number, line in numbered:
         try:

@@ -23,6 +23,7 @@ Position = Literal["hazen", "bary", "vdw", "blom"]
 Scale = Literal["none", "c_n"]
 
 # Plotting positions (j - a) / (n + 1 - 2a) of the j-th of n sorted rewards.
+_RESERVOIR_STREAM = -2  # sampling uses streams from 0 up: a reservoir must not depend on what was sampled
 _OFFSET: dict[Position, float] = {"hazen": 0.5, "vdw": 0.0, "blom": 0.375}
 
 
@@ -320,5 +321,6 @@ def extend_reservoir(reservoir: Tensor, rewards: Tensor, seeds: Tensor, size: in
     """
     values = check_rewards(rewards)
     scored = ~values.isnan()
-    merged = torch.cat([reservoir.double(), torch.stack([uniform(seeds, num=1)[:, 0], values])[:, scored]], 1)
+    keys = uniform(seeds, num=1, stream=_RESERVOIR_STREAM)[:, 0]
+    merged = torch.cat([reservoir.double(), torch.stack([keys, values])[:, scored]], 1)
     return merged[:, merged[0].argsort(stable=True)[:size]]

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from typing_extensions import override
 
 from lightning_rlvr.module import RLVRModule
+from lightning_rlvr.monitoring.run_folder import run_folder
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -66,22 +67,21 @@ class RunCheckpoint(Checkpoint):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        log_dir = trainer.log_dir  # a collective call: every rank makes it
-        if log_dir is None or not isinstance(pl_module, RLVRModule):
+        folder = run_folder(trainer)
+        if folder is None or not isinstance(pl_module, RLVRModule):
             return
         if trainer.global_step > self._saved_step:
             self._save(trainer)
         if trainer.is_global_zero and self.save_adapter:
-            pl_module.policy.save(Path(log_dir) / "adapter")
+            pl_module.policy.save(folder / "adapter")
         if trainer.is_global_zero and self.save_merged:
-            pl_module.policy.save(Path(log_dir) / "merged", merged=True)
+            pl_module.policy.save(folder / "merged", merged=True)
 
     def _save(self, trainer: Trainer) -> None:
-        log_dir = trainer.log_dir
-        if log_dir is None:
+        folder = run_folder(trainer)
+        if folder is None:
             return
-        folder = Path(log_dir) / "checkpoints"
         if self.keep_all:
-            trainer.save_checkpoint(folder / f"step={trainer.global_step}.ckpt")
-        trainer.save_checkpoint(folder / "last.ckpt")
+            trainer.save_checkpoint(folder / "checkpoints" / f"step={trainer.global_step}.ckpt")
+        trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt")
         self._saved_step = trainer.global_step

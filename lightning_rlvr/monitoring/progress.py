@@ -82,7 +82,7 @@ class StepProgress(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if self._bar is not None and not trainer.training:
+        if self._bar is not None and trainer.state.fn == "validate":
             self._bar.update()
 
     @override

@@ -38,6 +38,12 @@ FINAL_REWARD, FINAL_ACCURACY = "run/final_reward", "run/final_accuracy"
 """Mean reward over the last tenth of the rollouts, and accuracy of the last validation: columns of HPARAMS."""
 
 
+def run_folder(trainer: Trainer) -> Path | None:
+    """Where the run writes; None without a logger. A collective call: every rank has to make it."""
+    log_dir = trainer.log_dir
+    return None if trainer.logger is None or log_dir is None else Path(log_dir)
+
+
 class RunFolder(Callback):
     """Writes ``environment.json`` and ``problems.json`` when training starts, and the run's row of HPARAMS.
 
@@ -60,10 +66,9 @@ class RunFolder(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        log_dir = trainer.log_dir  # a collective call: every rank makes it
-        if not trainer.is_global_zero or log_dir is None or not isinstance(pl_module, RLVRModule):
+        folder = run_folder(trainer)
+        if not trainer.is_global_zero or folder is None or not isinstance(pl_module, RLVRModule):
             return
-        folder = Path(log_dir)
         folder.mkdir(parents=True, exist_ok=True)
         data = pl_module.datamodule
         _write_json(folder / "environment.json", environment() | {"data_hash": data.data_hash})
@@ -183,10 +188,18 @@ class RunLogger(TensorBoardLogger):
         save_dir: Folder of all runs.
         name: Name of the run.
         version: A fixed version instead; a resumed run continues its own.
+        purge_step: From this step on, what the folder's earlier files say is void: an interrupted run had gone
+            further than the checkpoint that it resumes from.
     """
 
-    def __init__(self, save_dir: str = "runs", name: str = "default", version: int | str | None = None) -> None:
-        super().__init__(save_dir=save_dir, name=name, version=version, default_hp_metric=False)
+    def __init__(
+        self,
+        save_dir: str = "runs",
+        name: str = "default",
+        version: int | str | None = None,
+        purge_step: int | None = None,
+    ) -> None:
+        super().__init__(save_dir=save_dir, name=name, version=version, default_hp_metric=False, purge_step=purge_step)
 
     @override
     @rank_zero_only

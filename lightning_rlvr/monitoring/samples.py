@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
 
 from lightning_rlvr.module import RLVRModule
+from lightning_rlvr.monitoring.run_folder import run_folder
 from lightning_rlvr.record import StepRecord
 
 
@@ -30,11 +31,11 @@ class SampleWriter(Callback):
         self.every_n_steps = every_n_steps
         self.num_samples = num_samples
         self._last: int | None = None
-        self._log_dir: str | None = None
+        self._folder: Path | None = None
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log_dir = trainer.log_dir  # a collective call: every rank makes it
+        self._folder = run_folder(trainer)
 
     @override
     def on_train_batch_end(
@@ -47,8 +48,8 @@ class SampleWriter(Callback):
         self._last = step
         rows = _chosen(outputs["record"], self.num_samples)
         samples = [_described(outputs["record"], row, pl_module) for row in rows]
-        if self._log_dir is not None:
-            folder = Path(self._log_dir) / "samples"
+        if self._folder is not None:
+            folder = self._folder / "samples"
             folder.mkdir(parents=True, exist_ok=True)
             lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
             (folder / f"step_{step:06d}.jsonl").write_text(lines, encoding="utf-8")

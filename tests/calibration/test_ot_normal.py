@@ -6,8 +6,9 @@ import torch
 
 from lightning_rlvr.calibration.ot_normal import EMA_DECAY, WARM_UP, OTNormalCalibrator
 from lightning_rlvr.calibration.zscore import ZScoreCalibrator
-from lightning_rlvr.functional.calibration import ot_normal, score_cap
+from lightning_rlvr.functional.calibration import extend_reservoir, ot_normal, score_cap
 from lightning_rlvr.functional.groups import group_mean
+from lightning_rlvr.functional.random import uniform
 
 SCOPES = ("group", "task_batch", "group_then_task", "task_running")
 
@@ -192,3 +193,11 @@ def test_state_keys_distinguish_instances():
     ]
     assert len({calibrator.state_key for calibrator in instances}) == len(instances)
     assert OTNormalCalibrator().state_key == OTNormalCalibrator().state_key
+
+
+def test_the_running_sample_does_not_depend_on_what_was_sampled():
+    """The engine draws a row's first token by stream 0 of its seed; rewards that follow that token stay unbiased."""
+    seeds = torch.arange(20_000)
+    rewards = (uniform(seeds, num=1)[:, 0] > 0.5).float()
+    kept = extend_reservoir(torch.empty(2, 0), rewards, seeds, 2000)
+    assert abs(float(kept[1].mean()) - 0.5) < 0.05

@@ -145,7 +145,7 @@ def test_long_prompts_are_left_out_with_a_count(plain_tokenizer):  # PL-01
 def test_no_prompt_within_the_limit_is_an_error(plain_tokenizer):
     with (
         pytest.warns(UserWarning, match="left out"),
-        pytest.raises(ValueError, match="`max_prompt_length` 3 leaves no prompt: the shortest has 4 tokens"),
+        pytest.raises(ValueError, match="`max_prompt_length` 3 leaves no training prompt: the shortest has 4 tokens"),
     ):
         attach(PromptDataModule(Listed(["1234"], ["5"]), max_prompt_length=3), plain_tokenizer)
 
