@@ -41,6 +41,8 @@ def shipped_run(folder: str, reward: Any, *, dtype: str, max_steps: int, **setti
         "trainer.accelerator": "cpu",
         "trainer.enable_progress_bar": False,
         "model.policy.dtype": dtype,
+        "model.rollout.max_completion_length": 64,
+        "model.optimizer.lr_scheduler": "constant",
         **{name.replace("__", "."): value for name, value in settings.items()},
     }
     cli = RLVRCLI(["-c", str(CONFIG), *(f"--{name}={value}" for name, value in chosen.items())], run=False)
