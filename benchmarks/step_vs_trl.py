@@ -22,6 +22,7 @@ import torch
 from common import exact_rewards, forced_rewards, shipped_run, write
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import LightningCLI
 from rich.table import Table
 
 OURS = "lightning_rlvr"
@@ -127,16 +128,23 @@ class StepMeter(Callback):
         self.meter.step_ended(int(outputs["record"].forwarded.sum()))
 
 
-def run_ours(arm: Arm, folder: str) -> dict[str, Any]:
-    """The shipped configuration, through the shipped command line."""
-    meter = Meter(arm)
-    cli = shipped_run(
+def configured(arm: Arm, meter: Meter, folder: str) -> LightningCLI:
+    """The shipped run of this arm; rewards that mean nothing are not learned, so that lengths do not drift."""
+    frozen = {"model__optimizer__learning_rate": 1e-12} if arm.forced_signal else {}
+    return shipped_run(
         folder,
         meter.reward,
         dtype=arm.dtype,
         max_steps=arm.warmup + arm.steps,
         model__policy__gradient_checkpointing=arm.checkpointing,
+        **frozen,
     )
+
+
+def run_ours(arm: Arm, folder: str) -> dict[str, Any]:
+    """The shipped configuration, through the shipped command line."""
+    meter = Meter(arm)
+    cli = configured(arm, meter, folder)
     cli.trainer.callbacks.append(StepMeter(meter))
     cli.trainer.fit(cli.model, datamodule=cli.datamodule)
     return meter.result()
@@ -152,7 +160,7 @@ def run_trl(arm: Arm, folder: str) -> dict[str, Any]:
     from lightning_rlvr.policy.loading import locate
 
     meter = Meter(arm)
-    cli = shipped_run(folder, meter.reward, dtype=arm.dtype, max_steps=arm.warmup + arm.steps)
+    cli = configured(arm, meter, folder)
     policy, rollout, optimizer = cli.model.policy_settings, cli.model.rollout_settings, cli.model.optimizer_settings
     rows, accumulation = map(int, arm.name.split()[1].split("x"))
     assert policy.lora is not None

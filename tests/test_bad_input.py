@@ -73,7 +73,10 @@ def source(path, **settings):
         ),
         (["--trainer.max_steps=3", "--model.loss.num_iterations=2"], r"`trainer.max_steps` .* multiple .*= 2, got 3"),
         (["--ckpt_path=nope.ckpt"], r"`ckpt_path` must be a checkpoint file, got .*nope.ckpt.*"),
-        (["--data.max_prompt_length=2"], r"`max_prompt_length` 2 leaves no training prompt: the shortest has \d+ tokens"),
+        (
+            ["--data.max_prompt_length=2"],
+            r"`max_prompt_length` 2 leaves no training prompt: the shortest has \d+ tokens",
+        ),
         (["--data.num_problems=100"], r"`num_problems` must be at most the 12 usable problems, got 100"),
         (
             [f"--data.train={sums(function='test_bad_input.raises')}"],
