@@ -145,6 +145,18 @@ class RLVRCLI(LightningCLI):
         checkpoint = self._get(self.config, "ckpt_path")
         if checkpoint is not None and not Path(checkpoint).is_file():
             raise ValueError(f"`ckpt_path` must be a checkpoint file, got {str(checkpoint)!r}")
+        if checkpoint is not None and self.subcommand == "fit":
+            step, last = _step_of(checkpoint), self._get(self.config, "trainer")["max_steps"]
+            if 0 < last <= step:
+                raise ValueError(
+                    f"`trainer.max_steps` must be above {step}, the checkpoint's step, to go on from it, got {last}"
+                )
+
+    def after_fit(self) -> None:
+        """Say where the run is."""
+        folder = run_folder(self.trainer)
+        if folder is not None and self.trainer.is_global_zero:
+            print(f"run folder: {folder}")  # noqa: T201  # the command's output
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -175,11 +187,17 @@ class RLVRCLI(LightningCLI):
         if checkpoint is not None:
             run = Path(checkpoint).resolve().parent.parent
             if (run / "config.yaml").is_file():
-                step = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")["global_step"]
                 return RunLogger(
-                    save_dir=str(run.parent.parent), name=run.parent.name, version=run.name, purge_step=step + 1
+                    save_dir=str(run.parent.parent),
+                    name=run.parent.name,
+                    version=run.name,
+                    purge_step=_step_of(checkpoint) + 1,
                 )
         return RunLogger(save_dir=runs_dir, name=name)
+
+
+def _step_of(checkpoint: str | Path) -> int:
+    return int(torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")["global_step"])
 
 
 def _path(plugin: type) -> str:
@@ -256,6 +274,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Entry point of ``rlvr``."""
     quiet_console()
     arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
+    if os.getcwd() not in sys.path:  # as `python -m` has it: a plug-in lies where the user works
+        sys.path.insert(0, os.getcwd())
     with one_sentence_errors():
         if arguments[0] == "explain":
             print(explain(RLVRCLI(arguments[1:], run=False)))  # noqa: T201  # the command's output

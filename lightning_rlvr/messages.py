@@ -7,6 +7,7 @@ import re
 from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from typing import NoReturn
 
 from lightning.pytorch.cli import LightningArgumentParser
@@ -56,6 +57,8 @@ def explained(message: str, settings: Sequence[str] = ()) -> str:
         >>> explained("unrecognized arguments: --model.los", ["model.loss"])
         'unknown setting `model.los`; did you mean model.loss?'
     """
+    if "arguments are required" in message and "data.train" in message:
+        message += "; begin with a configuration, as in `-c configs/experiment/tiny_mcpo.yaml`"
     lines = _informative(message)
     text = " ".join(lines) or message
     if unknown := _UNKNOWN_SETTING.search(text):
@@ -72,7 +75,8 @@ def explained(message: str, settings: Sequence[str] = ()) -> str:
         close = [option[1]] if option[1] in known else get_close_matches(option[1], known, n=2)
         return f"`{key}` has no setting `{option[1]}`" + _did_you_mean([f"{n} (of {known[n]})" for n in close])
     if unknown := _UNKNOWN_CLASS.search(rest):
-        return f"`{key}` {next(filter(None, unknown.groups()))!r} is no file and no known class" + _choices(key)
+        name = next(filter(None, unknown.groups()))
+        return f"`{key}` {name!r} is no file and no known class" + _why_not(name) + _choices(key)
     rest = re.sub(r"Expected a typing\.Literal\[(.*)\]\. Got value: (.*)", r"must be one of \1, got \2", rest)
     rest = re.sub(r"Expected a <class '(\w+)'>\. Got value: (.*)", r"must be \1, got \2", rest)
     return f"`{key}` {rest}" if rest.startswith("must be ") else f"`{key}`: {rest}"
@@ -104,6 +108,19 @@ def _choices(key: str) -> str:
         return ""
     where = "; in files by class path" if key in ("calibrator", "credit") else ""
     return f"; choices: {', '.join(choices[key])}{where}"
+
+
+def _why_not(name: str) -> str:
+    """What is wrong with a dotted path: the module, or the name in it."""
+    module, _, attribute = name.rpartition(".")
+    if not all(part.isidentifier() for part in name.split(".")) or not module:
+        return ""
+    try:
+        found = vars(import_module(module))
+    except ImportError as error:
+        return f" ({error})"
+    classes = [known for known, value in found.items() if inspect.isclass(value) and value.__module__ == module]
+    return f" (module {module} has no {attribute}, but {', '.join(classes) or 'no class'})"
 
 
 def _did_you_mean(close: Sequence[str]) -> str:

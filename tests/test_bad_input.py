@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from command_line import SMALL, TINY, error, fit_error, main, sums
+from command_line import SMALL, TINY, error, fit, fit_error, main, sums
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from runs import scalars
 
@@ -40,7 +40,10 @@ def source(path, **settings):
     [
         (["--credit=margni"], r"unknown credit assigner 'margni'; choices: entropy, .*uniform"),
         (["--credit=MarginCredt"], r"`credit` 'MarginCredt' is no file and no known class; choices: entropy, .*"),
-        (["--calibrator=a.b.C"], r"`calibrator` 'a.b.C' is no file and no known class; choices: centered, .*"),
+        (
+            ["--calibrator=a.b.C"],
+            r"`calibrator` 'a.b.C' is no file and no known class \(No module named 'a'\); choices: centered, .*",
+        ),
         (["--calibrator=MarginCredit"], r"`calibrator` 'MarginCredit' is no file and no known class; .*"),
         (["--credit.flor=0.1"], r"`credit` has no setting `flor`; did you mean floor .*"),
         (["--credit=mixture"], r"`credit`: .*required: assigners"),
@@ -180,3 +183,17 @@ def test_debug_shows_where_an_error_was_raised(monkeypatch):
     monkeypatch.setenv("RLVR_DEBUG", "1")
     with pytest.raises(ValueError, match="unknown credit assigner"):
         main(["fit", "--credit=margni"])
+
+
+def test_a_plugin_module_without_that_class_names_those_it_has(capsys, monkeypatch, tmp_path):
+    (tmp_path / "mine.py").write_text("class Surprise:\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "module mine has no Suprise, but Surprise" in error(capsys, "explain", "--credit=mine.Suprise")
+
+
+def test_going_on_from_a_finished_run_asks_for_more_steps(capsys, tmp_path):
+    run = fit(tmp_path)
+    last = run / "checkpoints" / "last.ckpt"
+    message = error(capsys, "fit", "-c", TINY, *SMALL, f"--runs_dir={tmp_path}", f"--ckpt_path={last}")
+    assert "`trainer.max_steps` must be above 2, the checkpoint's step, to go on from it, got 2" in message

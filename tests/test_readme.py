@@ -16,7 +16,7 @@ COMMANDS = [
     line.partition("  #")[0].split()
     for kind, block in BLOCKS
     if not kind
-    for line in block.replace("PYTHONPATH=. ", "").splitlines()
+    for line in block.replace("\\\n", "").splitlines()
     if line.startswith("rlvr ")
 ]
 
@@ -35,12 +35,10 @@ def test_the_assigner_of_the_guide_trains(tmp_path):
     code = next(block for kind, block in BLOCKS if kind == "python" and "SurpriseCredit" in block)
     (tmp_path / "surprise.py").write_text(code)
     config = str(ROOT / "configs/experiment/tiny_grpo.yaml")
-    command = [sys.executable, "-m", "lightning_rlvr.cli", "fit", "-c", config,
+    command = [str(Path(sys.executable).parent / "rlvr"), "fit", "-c", config,
                "--credit", "surprise.SurpriseCredit", "--credit.floor", "0.1", "--trainer.max_steps", "1",
                "--model.policy.name_or_path", "tiny_untrained"]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": "."}, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "runs/tiny_grpo/version_0/checkpoints/last.ckpt").is_file()
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
+from lightning.pytorch.utilities import rank_zero_info
 
 
 def cache_root() -> Path:
@@ -65,6 +66,7 @@ def cached_folder(folder: Path, build: Callable[[Path], None]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
+                rank_zero_info(f"preparing {folder.name} in {folder.parent}, once; this can take a minute or two")
                 with whole_folder(folder) as new:
                     build(new)
     return folder
