@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -16,6 +17,21 @@ from lightning_rlvr.types import Rollout, TokenStatistics
 _PADDED_LEFT = ("prompt_ids", "prompt_mask", "evidence_mask")
 _PADDED_RIGHT = ("completion_ids", "completion_mask", "old_logprobs")
 _PER_ROW = ("group_index", "task_id", "rewards", "truncated", "seeds")
+
+
+def leave_group_at_exit() -> None:
+    """Leave the process group when the interpreter exits, however often it is asked.
+
+    Lightning does so for NCCL only. A thread of gloo that is still letting go of tensors would otherwise abort a
+    process whose work is done ("terminate called without an active exception").
+    """
+    atexit.unregister(_leave_group)
+    atexit.register(_leave_group)
+
+
+def _leave_group() -> None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def gather_rollouts(rollout: Rollout, rank: int) -> tuple[Rollout, slice]:

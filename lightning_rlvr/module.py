@@ -23,7 +23,7 @@ from typing_extensions import override
 from lightning_rlvr.calibration.base import RewardCalibrator
 from lightning_rlvr.credit.base import CreditAssigner
 from lightning_rlvr.data.datamodule import PromptDataModule
-from lightning_rlvr.distributed import gather_rollouts, gather_rows
+from lightning_rlvr.distributed import gather_rollouts, gather_rows, leave_group_at_exit
 from lightning_rlvr.learner import Learner
 from lightning_rlvr.metrics.step import StepMetrics
 from lightning_rlvr.pipeline import Collection, calibrate, collect, without_truncated
@@ -120,6 +120,7 @@ class RLVRModule(LightningModule):
 
     @override
     def setup(self, stage: str) -> None:
+        leave_group_at_exit()
         engine = self.rollout_settings.engine
         self.engine = ENGINES[engine]() if isinstance(engine, str) else engine
         if stage != "fit":

@@ -73,3 +73,16 @@ def test_a_rank_without_any_signal_keeps_step(tmp_path):
     logged = train(tmp_path, "two", data, "--trainer.devices=2", "--trainer.strategy=ddp")
     assert 0 < max(logged["advantage/rows_forwarded"].values()) <= 0.5
     assert min(logged["policy/grad_norm"].values()) > 0
+
+
+def test_the_process_group_is_left_before_the_interpreter_goes(tmp_path):
+    script = f"""
+import atexit, torch.distributed as dist
+from lightning_rlvr.distributed import leave_group_at_exit
+atexit.register(lambda: print("member" if dist.is_initialized() else "left"))  # first registered, last to run
+dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+leave_group_at_exit()
+leave_group_at_exit()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "left\n"
