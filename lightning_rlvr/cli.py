@@ -239,7 +239,7 @@ def _expanded(value: str, registry: Registry[Any]) -> str:
 
 def quiet_console() -> None:
     """Silence what libraries print about choices that this project makes on purpose."""
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    disable_progress_bar()
     for message in (
         r"Found \d+ module\(s\) in eval mode",  # dropout is off for life
         r"`isinstance\(treespec, LeafSpec\)` is deprecated",

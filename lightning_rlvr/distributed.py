@@ -5,18 +5,16 @@ from __future__ import annotations
 import atexit
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed
 from lightning.pytorch.strategies import ParallelStrategy, Strategy
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from lightning_rlvr.types import Rollout, TokenStatistics
-
-_PADDED_LEFT = ("prompt_ids", "prompt_mask", "evidence_mask")
-_PADDED_RIGHT = ("completion_ids", "completion_mask", "old_logprobs")
-_PER_ROW = ("group_index", "task_id", "rewards", "truncated", "seeds")
+from lightning_rlvr.types import Rollout, TokenStatistics, layouts
 
 
 def leave_group_at_exit() -> None:
@@ -34,30 +32,33 @@ def _leave_group() -> None:
         torch.distributed.destroy_process_group()
 
 
-def gather_rollouts(rollout: Rollout, rank: int) -> tuple[Rollout, slice]:
+def gather_rollouts(strategy: Strategy, rollout: Rollout) -> tuple[Rollout, slice]:
     """Rows of all ranks, in rank order and padded to common widths; and which of them are this rank's.
 
-    Args:
-        rollout: Rows of this rank; its model inputs are left behind.
-        rank: This rank.
+    Of several ranks the model inputs stay behind: no plug-in that looks at the whole batch may depend on them.
     """
+    if not isinstance(strategy, ParallelStrategy) or strategy.world_size == 1:
+        return rollout, slice(None)
     device = rollout.rewards.device
-    own: dict[str, Tensor] = {n: getattr(rollout, n).cpu() for n in (*_PADDED_LEFT, *_PADDED_RIGHT, *_PER_ROW)}
-    own |= {f"statistics.{name}": values.cpu() for name, values in rollout.statistics.items()}
-    everyone: list[dict[str, Tensor]] = [{} for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather_object(everyone, own)
-    sizes = [len(rows["rewards"]) for rows in everyone]
-    joined = {name: _joined([rows[name] for rows in everyone], name in _PADDED_LEFT).to(device) for name in own}
-    statistics = {n.removeprefix("statistics."): joined.pop(n) for n in list(joined) if n.startswith("statistics.")}
-    start = sum(sizes[:rank])
-    return (
-        Rollout(**joined, statistics=TokenStatistics(statistics)),  # type: ignore[arg-type]  # names checked above
-        slice(start, start + sizes[rank]),
-    )
+    own: dict[str, Tensor] = {name: getattr(rollout, name).cpu() for name in layouts(Rollout)}
+    statistics = {name: values.cpu() for name, values in rollout.statistics.items()}
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, (own, statistics))
+    joined: dict[str, Any] = {
+        name: _joined([tensors[name] for tensors, _ in everyone], left=layout == "prompt").to(device)
+        for name, layout in layouts(Rollout).items()
+    }
+    shared = {name: _joined([s[name] for _, s in everyone], left=False).to(device) for name in statistics}
+    sizes = [len(tensors["rewards"]) for tensors, _ in everyone]
+    start = sum(sizes[: strategy.global_rank])
+    own_rows = slice(start, start + sizes[strategy.global_rank])
+    return Rollout(**joined, statistics=TokenStatistics(shared)), own_rows
 
 
-def gather_rows(values: Tensor) -> Tensor:
+def gather_rows(strategy: Strategy, values: Tensor) -> Tensor:
     """``[B]`` values of all ranks, in rank order; ranks may hold different numbers of rows."""
+    if not isinstance(strategy, ParallelStrategy) or strategy.world_size == 1:
+        return values
     everyone: list[Tensor] = [values] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everyone, values.cpu())
     return torch.cat(everyone).to(values.device)
@@ -92,5 +93,7 @@ def sum_gradients(strategy: Strategy, weights: Sequence[Tensor]) -> None:
             weight.grad = torch.zeros_like(weight)
     if not isinstance(strategy, ParallelStrategy) or strategy.world_size == 1:
         return
-    for weight in weights:
-        torch.distributed.all_reduce(weight.grad)
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    together = parameters_to_vector(gradients)
+    torch.distributed.all_reduce(together)
+    vector_to_parameters(together, gradients)

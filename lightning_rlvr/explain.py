@@ -75,10 +75,12 @@ def _data(data: PromptDataModule) -> list[str]:
 def _rollout(module: RLVRModule, data: PromptDataModule) -> list[str]:
     settings = module.rollout_settings
     seed = "data_seed" if settings.sample_seed is None else settings.sample_seed
+    engine = settings.engine
+    engine = engine if isinstance(engine, str) else f"{type(engine).__name__}({_arguments(engine)})"
     return [
         f"{data.prompts_per_step} prompts x {settings.num_generations} completions = "
         f"{data.prompts_per_step * settings.num_generations} rows (B), at most {settings.max_completion_length} "
-        f"tokens (T), temperature {settings.temperature}, no filters, engine {settings.engine}, sample seed {seed}"
+        f"tokens (T), temperature {settings.temperature}, no filters, engine {engine}, sample seed {seed}"
     ]
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_rlvr.distributed import reduced, sum_gradients, without_gradient_sync
+from lightning_rlvr.distributed import gather_rollouts, gather_rows, reduced, sum_gradients, without_gradient_sync
 from lightning_rlvr.functional.divergence import approx_kl
 from lightning_rlvr.functional.losses import LOSS_TYPES
 from lightning_rlvr.functional.random import derive_seed
 from lightning_rlvr.metrics.step import StepMetrics
 from lightning_rlvr.objective import Denominators, Objective, objective
-from lightning_rlvr.pipeline import Scores, assign, micro_batches, score, split_into
+from lightning_rlvr.pipeline import Scores, assign, micro_batches, score
 from lightning_rlvr.plugins import Needs
 from lightning_rlvr.types import Rollout, TokenStatistics
 
@@ -69,7 +69,7 @@ class Learner:
         self._sampler_logprobs = rollout.old_logprobs
         self._scored = torch.zeros_like(self.valid)
         self._columns: dict[str, Tensor] = {}
-        self._weights = [weight for weight in module.policy.parameters() if weight.requires_grad]
+        self._weights = module.policy.trainable_weights
 
     @property
     def token_advantages(self) -> Tensor:
@@ -143,8 +143,8 @@ class Learner:
     def _assign_all(self) -> None:
         assigner, rollout, advantages, own = self.module.assigner, self.rollout, self.advantages, slice(None)
         if not assigner.row_local:
-            rollout, own = self.module.gather_rollouts(rollout)
-            advantages = self.module.gather_rows(advantages)
+            rollout, own = gather_rollouts(self.strategy, rollout)
+            advantages = gather_rows(self.strategy, advantages)
         credit = assign(assigner, rollout, advantages)[own]
         self._columns[_CREDIT] = credit[:, : self._sampler_logprobs.shape[1]] * self.forwarded[:, None]
 
@@ -186,7 +186,6 @@ class Learner:
         lengths = [mask[numbers].sum(1) for mask in (self.rollout.prompt_mask, self.rollout.completion_mask)]
         batches = [numbers[b] for b in micro_batches(*lengths, max_tokens=self.settings.max_tokens_per_micro_batch)]
         count = int(reduced(self.strategy, [float(len(batches))], "max")[0])
-        batches = split_into(batches, count)
         idle = torch.zeros(1, dtype=torch.int64, device=rows.device)
         return [(batch, True) for batch in batches] + [(idle, False)] * (count - len(batches))
 
@@ -216,7 +215,7 @@ class Learner:
         if single_pass and counts:
             self._keep(batch, scores)
             self._column(_CREDIT)[batch, : mask.shape[1]] = credit
-        self._count(terms, mask & counts, approx_kl(scores.logprobs.detach(), old_logprobs))
+        self._count(terms, mask, counts, approx_kl(scores.logprobs.detach(), old_logprobs))
 
     def _step(self) -> None:
         limit = self.module.optimizer_settings.max_grad_norm
@@ -235,16 +234,15 @@ class Learner:
 
     # --- what the logs need ---
 
-    def _count(self, terms: Objective, mask: Tensor, approximate_kl: Tensor) -> None:
-        share = 1.0 if bool(mask.any()) else 0.0
+    def _count(self, terms: Objective, mask: Tensor, counts: bool, approximate_kl: Tensor) -> None:
+        mask = mask & counts  # one that keeps step logs nothing, under the names of all ranks
+        updates = self.settings.num_iterations * self.num_minibatches
         for name in self._loss_terms():
-            self.metrics.total(
-                f"loss/{name}", getattr(terms, name).detach() * share / self.settings.updates_per_rollout
-            )
-        self.metrics.mean("policy/clipped_low", terms.clipped_low.float(), mask)
-        self.metrics.mean("policy/clipped_high", terms.clipped_high.float(), mask)
+            self.metrics.total(f"loss/{name}", getattr(terms, name).detach() * counts / updates)
+        self.metrics.mean("policy/clipped_low", terms.tokens.clipped_low.float(), mask)
+        self.metrics.mean("policy/clipped_high", terms.tokens.clipped_high.float(), mask)
         self.metrics.mean("policy/approximate_kl", approximate_kl, mask)
-        self.metrics.maximum("policy/ratio_max", terms.ratio[mask])
+        self.metrics.maximum("policy/ratio_max", terms.tokens.ratio[mask])
 
     def _loss_terms(self) -> list[str]:
         optional = {"kl": self.settings.beta > 0, "entropy": self.settings.entropy_coef > 0}
@@ -260,6 +258,11 @@ class Learner:
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
+        started = self._now()
         yield
-        self.seconds[name] += time.perf_counter() - started
+        self.seconds[name] += self._now() - started
+
+    def _now(self) -> float:
+        if self.module.device.type == "cuda":
+            torch.cuda.synchronize(self.module.device)
+        return time.perf_counter()

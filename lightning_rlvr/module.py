@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric, MetricCollection
 from transformers import PreTrainedTokenizerBase, get_scheduler
@@ -23,7 +22,8 @@ from typing_extensions import override
 from lightning_rlvr.calibration.base import RewardCalibrator
 from lightning_rlvr.credit.base import CreditAssigner
 from lightning_rlvr.data.datamodule import PromptDataModule
-from lightning_rlvr.distributed import gather_rollouts, gather_rows, leave_group_at_exit
+from lightning_rlvr.data.sources import Split
+from lightning_rlvr.distributed import gather_rollouts, leave_group_at_exit
 from lightning_rlvr.learner import Learner
 from lightning_rlvr.metrics.step import StepMetrics
 from lightning_rlvr.pipeline import Collection, calibrate, collect, without_truncated
@@ -86,6 +86,7 @@ class RLVRModule(LightningModule):
         self.optimizer_settings = optimizer
         self.evaluation_settings = evaluation
         self.progress = Progress()
+        self._loaded_step = 0
         names = ("accuracy", "reward", "length", "truncated", "no_answer")
         self._evaluated = MetricCollection(
             {name: MeanMetric() for name in names}, prefix="eval/", compute_groups=False
@@ -104,6 +105,8 @@ class RLVRModule(LightningModule):
         trainer = self.trainer
         if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
             raise ValueError(f"`trainer.strategy` must be one device or ddp, got {type(trainer.strategy).__name__}")
+        if trainer.strategy.root_device.type == "mps":
+            raise ValueError("`trainer.accelerator` must be cpu or gpu, got mps, which has no float64")
         for name, expected, instead in (
             ("precision", "32-true", "`policy.dtype` is the dtype of weights that do not train"),
             ("overfit_batches", 0.0, "`data.num_problems` is the number of problems to train on"),
@@ -121,8 +124,7 @@ class RLVRModule(LightningModule):
     @override
     def setup(self, stage: str) -> None:
         leave_group_at_exit()
-        engine = self.rollout_settings.engine
-        self.engine = ENGINES[engine]() if isinstance(engine, str) else engine
+        self.engine = ENGINES.build(self.rollout_settings.engine)
         if stage != "fit":
             return
         self.calibrator = find_one(self.trainer, RewardCalibrator)
@@ -133,12 +135,8 @@ class RLVRModule(LightningModule):
             reference=self.loss_settings.beta > 0,
             entropy_gradient=self.loss_settings.entropy_coef > 0,
         )
-        if not self._is_dry_run:
+        if not getattr(self.trainer, "fast_dev_run", False):  # it sets `max_steps` itself
             self.check_sizes(self.trainer.max_steps, self.datamodule.prompts_per_step)
-
-    @property
-    def _is_dry_run(self) -> bool:
-        return bool(getattr(self.trainer, "fast_dev_run", False))  # it sets `max_steps` itself
 
     def check_sizes(self, max_steps: int, prompts_per_step: int) -> None:
         """Refuse sizes that do not fit together.
@@ -176,13 +174,14 @@ class RLVRModule(LightningModule):
         if not hasattr(self, "policy"):
             ablations = (a for plugin in find_all(self.trainer, CreditAssigner) for a in plugin.ablations)
             reference = self.loss_settings.beta > 0 or any(ablation.reference for ablation in ablations)
-            self.policy = load_policy(self.policy_settings, with_reference=reference)
+            device = self.trainer.strategy.root_device
+            self.policy = load_policy(self.policy_settings, self.tokenizer, with_reference=reference, device=device)
 
     @override
     def configure_optimizers(self) -> Any:
         settings = self.optimizer_settings
         optimizer = torch.optim.AdamW(
-            [weight for weight in self.policy.parameters() if weight.requires_grad],
+            self.policy.trainable_weights,
             lr=settings.learning_rate,
             betas=(settings.adam_beta1, settings.adam_beta2),
             weight_decay=settings.weight_decay,
@@ -196,9 +195,9 @@ class RLVRModule(LightningModule):
         )
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
-    def _check_positions(self, completion: int) -> None:
+    def _check_positions(self, split: Split, completion: int) -> None:
         positions = getattr(self.policy.model.config.get_text_config(), "max_position_embeddings", None)
-        prompt = self.datamodule.longest_prompt
+        prompt = self.datamodule.longest_prompt(split)
         if positions is not None and prompt + completion > positions:
             raise ValueError(
                 f"the longest prompt and `max_completion_length` must fit into the {positions} positions of "
@@ -207,15 +206,15 @@ class RLVRModule(LightningModule):
 
     @override
     def on_fit_start(self) -> None:
-        self._check_positions(self.rollout_settings.max_completion_length)
+        self._check_positions("train", self.rollout_settings.max_completion_length)
 
     @override
     def on_validation_start(self) -> None:
-        self._check_positions(self.max_evaluated_length)
+        self._check_positions("val", self.max_evaluated_length)
 
     @override
     def on_test_start(self) -> None:
-        self._check_positions(self.max_evaluated_length)
+        self._check_positions("val", self.max_evaluated_length)
 
     @property
     def max_evaluated_length(self) -> int:
@@ -224,9 +223,6 @@ class RLVRModule(LightningModule):
 
     @override
     def on_train_start(self) -> None:
-        if not self._is_dry_run:
-            left = self.trainer.max_steps - self.trainer.global_step
-            self.check_sizes(left if self.trainer.max_steps > 0 else -1, self.datamodule.prompts_per_step)
         # a checkpoint brings its own optimizer settings along; those of now win
         settings, schedule = self.optimizer_settings, self.lr_schedulers()
         assert isinstance(schedule, LambdaLR)
@@ -247,7 +243,7 @@ class RLVRModule(LightningModule):
         learner = Learner(self, self._loss_rows(collection), metrics)
         if self.calibrator.requires:
             learner.score_all()
-        learner.take(calibrate(self.calibrator, learner.rollout, self.gather_rollouts))
+        learner.take(calibrate(self.calibrator, learner.rollout, partial(gather_rollouts, self.trainer.strategy)))
         learner.run()
         record = StepRecord(
             collection=collection,
@@ -286,19 +282,6 @@ class RLVRModule(LightningModule):
         if not self.loss_settings.mask_truncated_completions:
             return collection.rollout
         return without_truncated(collection.rollout)
-
-    def gather_rollouts(self, rollout: Rollout) -> tuple[Rollout, slice]:
-        """The rows of all ranks in rank order, padded to common widths, and which of them are this rank's.
-
-        Model inputs stay behind: no plug-in that looks at the whole batch may depend on them.
-        """
-        if self.trainer.world_size == 1:
-            return rollout, slice(None)
-        return gather_rollouts(rollout, self.global_rank)
-
-    def gather_rows(self, values: Tensor) -> Tensor:
-        """``[B]`` values of all ranks, in rank order."""
-        return values if self.trainer.world_size == 1 else gather_rows(values)
 
     def _log_step(self, metrics: StepMetrics, record: StepRecord, learner: Learner, seconds: float) -> None:
         collection = record.collection
@@ -392,7 +375,8 @@ class RLVRModule(LightningModule):
     def _log_evaluation(self) -> None:
         scalars = {name: float(value) for name, value in self._evaluated.compute().items()}
         self._evaluated.reset()
-        self.log_dict(scalars | {"step": float(self.trainer.global_step)})  # "step" is the x-axis, not a metric
+        step = max(self.trainer.global_step, self._loaded_step)  # Lightning restores the former for `fit` only
+        self.log_dict(scalars | {"step": float(step)})  # "step" is the x-axis, not a metric
 
     # --- checkpoints: what trains, what was consumed, and every random state ---
 
@@ -414,6 +398,7 @@ class RLVRModule(LightningModule):
         self.policy.load_trainable_state_dict(checkpoint["state_dict"])
         checkpoint["state_dict"] = {}
         self.progress = Progress(**checkpoint["progress"])
+        self._loaded_step = int(checkpoint["global_step"])
         states = checkpoint["random_states"]
         torch.set_rng_state(states["torch"])
         if states["cuda"] is not None and self.device.type == "cuda":

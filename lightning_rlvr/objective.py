@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_rlvr.functional.divergence import k3
-from lightning_rlvr.functional.losses import LOSS_TYPES, clip_masks, policy_losses, token_weights
+from lightning_rlvr.functional.losses import LOSS_TYPES, TokenLosses, policy_losses, token_weights
 from lightning_rlvr.pipeline import Scores
 from lightning_rlvr.settings import LossSettings
 
@@ -36,12 +35,8 @@ class Objective:
     policy: Tensor
     kl: Tensor
     entropy: Tensor
-    clipped_low: Tensor
-    """bool ``[b, T]``: the lower clip removed the token's gradient."""
-    clipped_high: Tensor
-    """bool ``[b, T]``, likewise for the upper clip."""
-    ratio: Tensor
-    """float32 ``[b, T]``, detached; 1 outside the mask."""
+    tokens: TokenLosses
+    """The surrogate token by token."""
 
 
 def objective(
@@ -71,28 +66,27 @@ def objective(
         num_tokens=denominators.num_tokens,
         max_completion_length=max_completion_length,
     )
-    tokens = (old_logprobs, token_advantages, mask)
-    clip: dict[str, Any] = {
-        "loss_type": settings.loss_type,
-        "epsilon": settings.epsilon,
-        "epsilon_high": settings.epsilon_high,
-        "delta": settings.delta,
-    }
-    losses = policy_losses(scores.logprobs, *tokens, **clip)
-    policy = (weights * losses).sum()
+    tokens = policy_losses(
+        scores.logprobs,
+        old_logprobs,
+        token_advantages,
+        mask,
+        loss_type=settings.loss_type,
+        epsilon=settings.epsilon,
+        epsilon_high=settings.epsilon_high,
+        delta=settings.delta,
+    )
+    policy = (weights * tokens.losses).sum()
     kl = torch.zeros_like(policy)
     entropy = torch.zeros_like(policy)
     if scores.reference_logprobs is not None:
         kl = (weights * k3(scores.logprobs, scores.reference_logprobs)).sum()
     if scores.entropy is not None:
         entropy = (weights * scores.entropy).sum()
-    low, high, ratio = clip_masks(scores.logprobs.detach(), *tokens, **clip)
     return Objective(
         total=policy + settings.beta * kl - settings.entropy_coef * entropy,
         policy=policy.detach(),
         kl=kl.detach(),
         entropy=entropy.detach(),
-        clipped_low=low,
-        clipped_high=high,
-        ratio=ratio,
+        tokens=tokens,
     )

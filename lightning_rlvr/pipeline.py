@@ -194,7 +194,7 @@ def score(policy: Policy, rollout: Rollout, needs: Needs, *, temperature: float)
     statistics = dict(own.statistics)
     reference: Tensor | None = None
     with torch.no_grad():
-        if needs.reference or any(ablation.reference for ablation in needs.ablations):
+        if needs.reads_reference:
             with policy.reference():
                 reference = completions(**vars(same)).logprobs
         for ablation in needs.ablations:
@@ -235,20 +235,3 @@ def micro_batches(prompt_lengths: Tensor, completion_lengths: Tensor, *, max_tok
             width = [prompts[row], completions[row]]
         batches[-1].append(row)
     return [torch.tensor(batch, device=prompt_lengths.device) for batch in batches]
-
-
-def split_into(batches: list[Tensor], count: int) -> list[Tensor]:
-    """The same rows in ``count`` batches where there are rows enough, the largest split first.
-
-    Example:
-        >>> [rows.tolist() for rows in split_into([torch.tensor([4, 1, 2])], 2)]
-        [[4], [1, 2]]
-    """
-    batches = list(batches)
-    while len(batches) < count:
-        largest = max(range(len(batches)), key=lambda i: len(batches[i]), default=-1)
-        if largest < 0 or len(batches[largest]) < 2:
-            break
-        half = len(batches[largest]) // 2
-        batches[largest : largest + 1] = [batches[largest][:half], batches[largest][half:]]
-    return batches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
@@ -20,7 +20,7 @@ from lightning_rlvr.verify.base import VERIFIERS
 
 C = TypeVar("C", bound=Callback)
 
-REGISTRIES: tuple[Registry[object], ...] = (
+REGISTRIES: tuple[Registry[Any], ...] = (
     CALIBRATORS,
     CREDIT_ASSIGNERS,
     EVIDENCE_ABLATIONS,
@@ -28,7 +28,7 @@ REGISTRIES: tuple[Registry[object], ...] = (
     VERIFIERS,
     ENGINES,
     LOSS_TYPES,
-)  # type: ignore[assignment]  # a registry is read-only here, where it would be covariant
+)
 
 
 def load_plugins() -> None:
@@ -88,8 +88,12 @@ class Needs:
     @property
     def extra_forwards(self) -> int:
         """Forwards without gradient that each rollout costs on top of those that it needs anyway."""
-        prompts = sum(not ablation.reference for ablation in self.ablations)
-        return prompts + (self.reference or any(ablation.reference for ablation in self.ablations))
+        return sum(not ablation.reference for ablation in self.ablations) + self.reads_reference
+
+    @property
+    def reads_reference(self) -> bool:
+        """Whether the reference policy runs, for the loss or for an ablation."""
+        return self.reference or any(ablation.reference for ablation in self.ablations)
 
     @property
     def without_statistics(self) -> Needs:

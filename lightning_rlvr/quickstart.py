@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_rlvr.cli import RLVRCLI, one_sentence_errors, quiet_console
 

@@ -25,7 +25,8 @@ class StepRecord:
     collection: Collection
     """The rollout as sampled, with texts and verdicts."""
     rollout: Rollout
-    """The rows as they entered the loss, with the trainer's log-probs and every declared statistic."""
+    """The rows as they entered the loss; those forwarded with the trainer's log-probs and every declared statistic,
+    the others with the sampler's log-probs and statistics of 0."""
     advantages: Tensor
     """float32 ``[B]``."""
     token_advantages: Tensor

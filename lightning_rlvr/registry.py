@@ -34,7 +34,7 @@ class Registry(Generic[T]):
         self.entry_point_group = entry_point_group
         self.package = package
         self._plugins: dict[str, T] = {}
-        self._loaded = False
+        self._loaded = self._loading = False
 
     def register(self, name: str) -> Callable[[S], S]:
         """Decorator that files a plug-in under ``name``.
@@ -56,10 +56,6 @@ class Registry(Generic[T]):
         self._load()
         return tuple(sorted(self._plugins))
 
-    def name_of(self, plugin: object) -> str | None:
-        """Short name of a registered plug-in, or None when it was never registered."""
-        return next((name for name, known in self._plugins.items() if known is plugin), None)
-
     def __getitem__(self, name: str) -> T:
         """The plug-in called ``name``.
 
@@ -70,6 +66,16 @@ class Registry(Generic[T]):
         if name not in self._plugins:
             raise ValueError(f"unknown {self.kind} {name!r}; choices: {', '.join(self.names())}")
         return self._plugins[name]
+
+    def build(self: Registry[type[S]], plugin: S | str) -> S:
+        """A plug-in as it is, or the one of that name with its default settings.
+
+        Example:
+            >>> from lightning_rlvr.credit.base import CREDIT_ASSIGNERS
+            >>> type(CREDIT_ASSIGNERS.build("uniform")).__name__
+            'UniformCredit'
+        """
+        return self[plugin]() if isinstance(plugin, str) else plugin
 
     def __contains__(self, name: object) -> bool:
         self._load()
@@ -82,12 +88,19 @@ class Registry(Generic[T]):
         known = self._plugins.get(name)
         if known is not None and known is not plugin:
             raise ValueError(f"{self.kind} name {name!r} is taken by {known!r}; choose another name for {plugin!r}")
-        self._plugins[name] = plugin  # type: ignore[assignment]  # S is checked against T where the decorator is used
+        self._plugins[name] = plugin  # type: ignore[assignment]  # decorators keep the type of what they file
 
     def _load(self) -> None:
-        if self._loaded:
+        if self._loaded or self._loading:
             return
-        self._loaded = True
+        self._loading = True
+        try:
+            self._import_all()
+            self._loaded = True
+        finally:
+            self._loading = False
+
+    def _import_all(self) -> None:
         if self.package is not None:
             for module in iter_modules(import_module(self.package).__path__, f"{self.package}."):
                 import_module(module.name)

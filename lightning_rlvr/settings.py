@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from lightning_rlvr.checks import require
 from lightning_rlvr.functional.losses import LOSS_TYPES
 from lightning_rlvr.rollout.base import RolloutEngine
-
-
-def _require(claim: bool, name: str, expected: str, got: object) -> None:
-    if not claim:
-        raise ValueError(f"`{name}` must be {expected}, got {got!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +35,13 @@ class RolloutSettings:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(self.num_generations >= 2, "rollout.num_generations", "at least 2", self.num_generations)
-        _require(self.max_completion_length >= 1, "rollout.max_completion_length", ">= 1", self.max_completion_length)
-        _require(self.temperature > 0, "rollout.temperature", "positive while training", self.temperature)
+        require(self.num_generations >= 2, "rollout.num_generations", "at least 2", self.num_generations)
+        require(self.max_completion_length >= 1, "rollout.max_completion_length", ">= 1", self.max_completion_length)
+        require(self.temperature > 0, "rollout.temperature", "positive while training", self.temperature)
         reason = "while training (a filter would make the log-probs those of another distribution)"
-        _require(self.top_p == 1.0, "rollout.top_p", f"1 {reason}", self.top_p)
-        _require(self.top_k == 0, "rollout.top_k", f"0 {reason}", self.top_k)
-        _require(self.repetition_penalty == 1.0, "rollout.repetition_penalty", f"1 {reason}", self.repetition_penalty)
+        require(self.top_p == 1.0, "rollout.top_p", f"1 {reason}", self.top_p)
+        require(self.top_k == 0, "rollout.top_k", f"0 {reason}", self.top_k)
+        require(self.repetition_penalty == 1.0, "rollout.repetition_penalty", f"1 {reason}", self.repetition_penalty)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +79,11 @@ class LossSettings:
     max_tokens_per_micro_batch: int = 4096
 
     def __post_init__(self) -> None:
-        _require(self.loss_type in LOSS_TYPES, "loss.loss_type", f"one of {', '.join(LOSS_TYPES)}", self.loss_type)
-        _require(0 < self.epsilon < 1, "loss.epsilon", "in (0, 1)", self.epsilon)
+        require(self.loss_type in LOSS_TYPES, "loss.loss_type", f"one of {', '.join(LOSS_TYPES)}", self.loss_type)
+        require(0 < self.epsilon < 1, "loss.epsilon", "in (0, 1)", self.epsilon)
         high = self.epsilon_high
-        _require(high is None or high > 0, "loss.epsilon_high", "positive", high)
-        _require(
+        require(high is None or high > 0, "loss.epsilon_high", "positive", high)
+        require(
             self.delta is None or self.delta > 1 + (high or self.epsilon),
             "loss.delta",
             "above 1 + epsilon_high",
@@ -95,13 +91,18 @@ class LossSettings:
         )
         cispo = self.loss_type == "cispo"
         ranges = "unset beside `loss.epsilon_high` with loss_type cispo, which has no lower clip"
-        _require(not (cispo and high is not None and self.epsilon != 0.2), "loss.epsilon", ranges, self.epsilon)
-        _require(not (cispo and self.delta is not None), "loss.delta", "unset with loss_type cispo", self.delta)
-        _require(self.beta >= 0, "loss.beta", ">= 0", self.beta)
-        _require(self.entropy_coef >= 0, "loss.entropy_coef", ">= 0", self.entropy_coef)
-        _require(self.num_iterations >= 1, "loss.num_iterations", ">= 1", self.num_iterations)
-        _require(self.num_minibatches >= 1, "loss.num_minibatches", ">= 1", self.num_minibatches)
-        _require(
+        require(
+            not (cispo and high is not None and self.epsilon != type(self).epsilon),
+            "loss.epsilon",
+            ranges,
+            self.epsilon,
+        )
+        require(not (cispo and self.delta is not None), "loss.delta", "unset with loss_type cispo", self.delta)
+        require(self.beta >= 0, "loss.beta", ">= 0", self.beta)
+        require(self.entropy_coef >= 0, "loss.entropy_coef", ">= 0", self.entropy_coef)
+        require(self.num_iterations >= 1, "loss.num_iterations", ">= 1", self.num_iterations)
+        require(self.num_minibatches >= 1, "loss.num_minibatches", ">= 1", self.num_minibatches)
+        require(
             self.max_tokens_per_micro_batch >= 1,
             "loss.max_tokens_per_micro_batch",
             ">= 1",
@@ -142,12 +143,12 @@ class OptimizerSettings:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(self.learning_rate > 0, "optimizer.learning_rate", "positive", self.learning_rate)
-        _require(self.weight_decay >= 0, "optimizer.weight_decay", ">= 0", self.weight_decay)
-        _require(0 <= self.adam_beta1 < 1, "optimizer.adam_beta1", "in [0, 1)", self.adam_beta1)
-        _require(0 <= self.adam_beta2 < 1, "optimizer.adam_beta2", "in [0, 1)", self.adam_beta2)
-        _require(self.warmup_steps >= 0, "optimizer.warmup_steps", ">= 0", self.warmup_steps)
-        _require(self.max_grad_norm >= 0, "optimizer.max_grad_norm", ">= 0", self.max_grad_norm)
+        require(self.learning_rate > 0, "optimizer.learning_rate", "positive", self.learning_rate)
+        require(self.weight_decay >= 0, "optimizer.weight_decay", ">= 0", self.weight_decay)
+        require(0 <= self.adam_beta1 < 1, "optimizer.adam_beta1", "in [0, 1)", self.adam_beta1)
+        require(0 <= self.adam_beta2 < 1, "optimizer.adam_beta2", "in [0, 1)", self.adam_beta2)
+        require(self.warmup_steps >= 0, "optimizer.warmup_steps", ">= 0", self.warmup_steps)
+        require(self.max_grad_norm >= 0, "optimizer.max_grad_norm", ">= 0", self.max_grad_norm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +166,7 @@ class EvaluationSettings:
     max_completion_length: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.num_samples >= 1, "evaluation.num_samples", ">= 1", self.num_samples)
-        _require(self.temperature >= 0, "evaluation.temperature", ">= 0", self.temperature)
+        require(self.num_samples >= 1, "evaluation.num_samples", ">= 1", self.num_samples)
+        require(self.temperature >= 0, "evaluation.temperature", ">= 0", self.temperature)
         limit = self.max_completion_length
-        _require(limit is None or limit >= 1, "evaluation.max_completion_length", ">= 1", limit)
+        require(limit is None or limit >= 1, "evaluation.max_completion_length", ">= 1", limit)

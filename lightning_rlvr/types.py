@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,8 +31,8 @@ class TokenStatistics(Mapping[str, Tensor]):
         >>> statistics["entropy"]
         Traceback (most recent call last):
             ...
-        lightning_rlvr.types.UndeclaredStatisticError: token statistic 'entropy' was not declared; name it in `requires` (declared: margin)
-    """  # noqa: E501
+        lightning_rlvr.types.UndeclaredStatisticError: token statistic 'entropy' was not declared; ...
+    """
 
     def __init__(self, values: Mapping[str, Tensor] | None = None) -> None:
         self._values = dict(values or {})
@@ -45,14 +45,48 @@ class TokenStatistics(Mapping[str, Tensor]):
             )
         return self._values[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._values
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
     def __len__(self) -> int:
         return len(self._values)
+
+
+Layout = Literal["row", "prompt", "completion"]
+"""What a tensor holds for each row: one value; prompt tokens, left-padded; completion tokens, right-padded."""
+
+_FIELDS: Mapping[str, tuple[torch.dtype, Layout]] = {
+    "prompt_ids": (torch.int64, "prompt"),
+    "prompt_mask": (torch.bool, "prompt"),
+    "evidence_mask": (torch.bool, "prompt"),
+    "completion_ids": (torch.int64, "completion"),
+    "completion_mask": (torch.bool, "completion"),
+    "logprobs": (torch.float32, "completion"),
+    "old_logprobs": (torch.float32, "completion"),
+    "group_index": (torch.int64, "row"),
+    "task_id": (torch.int64, "row"),
+    "prompt_index": (torch.int64, "row"),
+    "seeds": (torch.int64, "row"),
+    "rewards": (torch.float32, "row"),
+    "truncated": (torch.bool, "row"),
+}
+"""A name means the same in every record."""
+
+
+def layouts(record: type) -> dict[str, Layout]:
+    """The tensor fields of a record class by name, with what they hold for each row.
+
+    Example:
+        >>> layouts(Completions)["truncated"], layouts(Rollout)["evidence_mask"]
+        ('row', 'prompt')
+    """
+    return {item.name: _FIELDS[item.name][1] for item in fields(record) if item.name in _FIELDS}
+
+
+def _check_tensors(record: Any, rows: int, widths: Mapping[Layout, int]) -> None:
+    for name, layout in layouts(type(record)).items():
+        shape = (rows,) if layout == "row" else (rows, widths[layout])
+        _check(name, getattr(record, name), _FIELDS[name][0], shape)
 
 
 def _check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -90,10 +124,7 @@ class PromptBatch:
         if self.prompt_ids.ndim != 2:
             raise ValueError(f"`prompt_ids` must have shape [N, P], got {list(self.prompt_ids.shape)}")
         n, p = self.prompt_ids.shape
-        _check("prompt_ids", self.prompt_ids, torch.int64, (n, p))
-        _check("prompt_mask", self.prompt_mask, torch.bool, (n, p))
-        _check("evidence_mask", self.evidence_mask, torch.bool, (n, p))
-        _check("task_id", self.task_id, torch.int64, (n,))
+        _check_tensors(self, n, {"prompt": p})
         _check_lengths(
             n, problem_ids=self.problem_ids, prompts=self.prompts, columns=self.columns, **self.model_inputs
         )
@@ -127,12 +158,7 @@ class Completions:
 
     def __post_init__(self) -> None:
         b, t = self.completion_ids.shape
-        _check("completion_ids", self.completion_ids, torch.int64, (b, t))
-        _check("completion_mask", self.completion_mask, torch.bool, (b, t))
-        _check("truncated", self.truncated, torch.bool, (b,))
-        _check("logprobs", self.logprobs, torch.float32, (b, t))
-        _check("prompt_index", self.prompt_index, torch.int64, (b,))
-        _check("seeds", self.seeds, torch.int64, (b,))
+        _check_tensors(self, b, {"completion": t})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -183,21 +209,7 @@ class Rollout:
         if self.completion_ids.ndim != 2 or self.prompt_ids.ndim != 2:
             raise ValueError("`prompt_ids` and `completion_ids` must have two dimensions, rows and tokens")
         b, t = self.completion_ids.shape
-        p = self.prompt_ids.shape[1]
-        for name, dtype, shape in (
-            ("prompt_ids", torch.int64, (b, p)),
-            ("prompt_mask", torch.bool, (b, p)),
-            ("evidence_mask", torch.bool, (b, p)),
-            ("completion_ids", torch.int64, (b, t)),
-            ("completion_mask", torch.bool, (b, t)),
-            ("group_index", torch.int64, (b,)),
-            ("task_id", torch.int64, (b,)),
-            ("rewards", torch.float32, (b,)),
-            ("truncated", torch.bool, (b,)),
-            ("seeds", torch.int64, (b,)),
-            ("old_logprobs", torch.float32, (b, t)),
-        ):
-            _check(name, getattr(self, name), dtype, shape)
+        _check_tensors(self, b, {"prompt": self.prompt_ids.shape[1], "completion": t})
         for name, values in self.statistics.items():
             _check(f"statistics[{name}]", values, torch.float32, (b, t))
         _check_lengths(b, **self.model_inputs)
@@ -212,23 +224,19 @@ class Rollout:
             index: ``[b]`` int64 row numbers.
         """
         prompt_columns = self.prompt_mask[index].any(0)
-        tokens = (
-            int(self.completion_mask[index].any(0).nonzero().amax()) + 1 if self.completion_mask[index].any() else 0
+        used = self.completion_mask[index].any(0).nonzero()
+        tokens = int(used.amax()) + 1 if len(used) else 0
+        kept = {
+            "row": slice(None),
+            "prompt": (slice(None), prompt_columns),
+            "completion": (slice(None), slice(tokens)),
+        }
+        tensors = {name: getattr(self, name)[index][kept[layout]] for name, layout in layouts(Rollout).items()}
+        return Rollout(
+            **tensors,
+            statistics=TokenStatistics({k: v[index, :tokens] for k, v in self.statistics.items()}),
+            model_inputs={k: tuple(v[i] for i in index.tolist()) for k, v in self.model_inputs.items()},
         )
-        changes: dict[str, Any] = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if item.name == "statistics":
-                changes[item.name] = TokenStatistics({k: v[index, :tokens] for k, v in value.items()})
-            elif item.name == "model_inputs":
-                changes[item.name] = {k: tuple(v[i] for i in index.tolist()) for k, v in value.items()}
-            elif item.name.startswith(("prompt_", "evidence_")):
-                changes[item.name] = value[index][:, prompt_columns]
-            elif value.ndim == 2:
-                changes[item.name] = value[index, :tokens]
-            else:
-                changes[item.name] = value[index]
-        return Rollout(**changes)
 
     def scored(self, old_logprobs: Tensor, statistics: TokenStatistics) -> Rollout:
         """The same rows with log-probs and statistics of the trainer's own forward (float32 ``[B, T]``)."""

@@ -14,7 +14,9 @@ from lightning_rlvr.module import RLVRModule
 from lightning_rlvr.monitoring.checkpoint import RunCheckpoint
 from lightning_rlvr.monitoring.run_folder import RunLogger
 from lightning_rlvr.policy.settings import PolicySettings
-from lightning_rlvr.settings import LossSettings, OptimizerSettings, RolloutSettings
+from lightning_rlvr.rollout.base import RolloutEngine
+from lightning_rlvr.settings import EvaluationSettings, LossSettings, OptimizerSettings, RolloutSettings
+from lightning_rlvr.types import Completions
 from lightning_rlvr.verify.function import FunctionVerifier
 
 
@@ -33,13 +35,32 @@ def make_data(reward=digit_share, tasks=("sums",), prompts_per_step=2, **changes
     )
 
 
-def make_module(loss=None, rollout=None, policy=None, optimizer=None):
+def make_module(loss=None, rollout=None, policy=None, optimizer=None, evaluation=None):
     return RLVRModule(
         policy=PolicySettings(**({"name_or_path": "tiny_untrained", "lora": None} | (policy or {}))),
         rollout=RolloutSettings(**({"num_generations": 4, "max_completion_length": 8} | (rollout or {}))),
         loss=LossSettings(**(loss or {})),
         optimizer=OptimizerSettings(**({"learning_rate": 1e-3} | (optimizer or {}))),
+        evaluation=EvaluationSettings(**(evaluation or {})),
     )
+
+
+class OneToken(RolloutEngine):
+    """Every completion is the same token."""
+
+    def __init__(self, token=5):
+        self.token = token
+
+    def generate(self, policy, prompts, prompt_index, seeds, sampling):
+        shape = (len(seeds), 1)
+        return Completions(
+            completion_ids=torch.full(shape, self.token),
+            completion_mask=torch.ones(shape, dtype=torch.bool),
+            truncated=torch.ones(len(seeds), dtype=torch.bool),
+            logprobs=torch.zeros(shape),
+            prompt_index=prompt_index,
+            seeds=seeds,
+        )
 
 
 class Recorder(Callback):
@@ -61,6 +82,7 @@ def fit(
     data=None,
     calibrator=None,
     credit=None,
+    checkpoint=None,
     max_steps=2,
     ckpt_path=None,
     version=None,
@@ -71,7 +93,13 @@ def fit(
     module = module or make_module()
     trainer = Trainer(
         logger=RunLogger(save_dir=str(folder), name="run", version=version),
-        callbacks=[calibrator or ZScoreCalibrator(), credit or UniformCredit(), recorder, RunCheckpoint(), *callbacks],
+        callbacks=[
+            calibrator or ZScoreCalibrator(),
+            credit or UniformCredit(),
+            recorder,
+            checkpoint or RunCheckpoint(),
+            *callbacks,
+        ],
         max_steps=max_steps,
         accelerator="cpu",
         enable_progress_bar=False,

@@ -7,7 +7,12 @@ import re
 import pytest
 from command_line import SMALL, TINY, error, fit, fit_error, main, sums
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from runs import scalars
+from lightning.pytorch import Trainer
+from runs import make_module, scalars
+
+from lightning_rlvr.data.datamodule import PromptDataModule
+from lightning_rlvr.data.sources import DatasetSource, SumsSource
+from lightning_rlvr.data.templates import PromptTemplate
 
 
 def raises(**columns):
@@ -197,3 +202,17 @@ def test_going_on_from_a_finished_run_asks_for_more_steps(capsys, tmp_path):
     last = run / "checkpoints" / "last.ckpt"
     message = error(capsys, "fit", "-c", TINY, *SMALL, f"--runs_dir={tmp_path}", f"--ckpt_path={last}")
     assert "`trainer.max_steps` must be above 2, the checkpoint's step, to go on from it, got 2" in message
+
+
+def test_a_held_out_problem_longer_than_the_model_is_refused(tmp_path):
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"problem": "+".join(["1"] * 260) + "=", "answer": "260"}) + "\n")
+    data = PromptDataModule(
+        SumsSource(size=12, val_size=0),
+        val=DatasetSource(str(long), verifier="exact"),
+        template=PromptTemplate(chat="plain"),
+        max_prompt_length=1000,
+    )
+    trainer = Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu")
+    with pytest.raises(ValueError, match=r"must fit into the 512 positions of tiny_untrained, got 5\d\d \+ 8 tokens"):
+        trainer.validate(make_module(), datamodule=data)

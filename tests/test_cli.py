@@ -1,14 +1,16 @@
 """What composes on the command line, and how."""
 
 import inspect
+import json
 
 import pytest
 import torch
 import yaml
 from command_line import CONFIGS, SMALL, fit, parse, plugins, sums
+from lightning.pytorch import Trainer
 from rollouts import make_rollout
+from runs import OneToken, make_data, make_module, same_weights, scalars
 from runs import fit as fit_in_python
-from runs import make_data, make_module, same_weights, scalars
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from lightning_rlvr.calibration.base import CALIBRATORS
@@ -18,8 +20,10 @@ from lightning_rlvr.credit.ablation.ref_model import RefModel
 from lightning_rlvr.credit.base import CREDIT_ASSIGNERS
 from lightning_rlvr.credit.margin import MarginCredit
 from lightning_rlvr.plugins import find_one
+from lightning_rlvr.policy.loading import load_tokenizer
 from lightning_rlvr.policy.settings import PolicySettings
-from lightning_rlvr.settings import LossSettings, RolloutSettings
+from lightning_rlvr.rollout.hf import HFEngine
+from lightning_rlvr.settings import EvaluationSettings, LossSettings, OptimizerSettings, RolloutSettings
 
 ENTROPY = "lightning_rlvr.credit.entropy.EntropyCredit"
 
@@ -149,10 +153,8 @@ def test_every_group_file_works_inside_an_experiment(file):
     if "class_path" in given:
         used = plugins(cli)[given["class_path"].rpartition(".")[2]]
         for name, value in given.get("init_args", {}).items():
-            assert (
-                value in (getattr(used, name), CREDIT_ASSIGNERS.name_of(type(getattr(used, name))))
-                or name == "ablation"
-            )
+            found = getattr(used, name)
+            assert name == "ablation" or found == value or type(found) is CREDIT_ASSIGNERS[value]
 
 
 @pytest.mark.parametrize("file", sorted((CONFIGS / "overlay").glob("*.yaml")), ids=lambda file: file.stem)
@@ -332,15 +334,25 @@ LOSS = [
     {"loss_type": "dapo"}, {"epsilon": 0.01}, {"epsilon_high": 0.01}, {"delta": 1.21}, {"beta": 0.5},
     {"entropy_coef": 0.1}, {"num_iterations": 4}, {"num_minibatches": 2}, {"mask_truncated_completions": True},
 ]  # fmt: skip
-ROLLOUT = [{"num_generations": 2}, {"max_completion_length": 5}, {"temperature": 0.7}, {"sample_seed": 3}]
+ROLLOUT = [
+    {"num_generations": 2}, {"max_completion_length": 5}, {"temperature": 0.7}, {"sample_seed": 3},
+    {"engine": OneToken()},
+]  # fmt: skip
+OPTIMIZER = [
+    {"learning_rate": 1e-3}, {"weight_decay": 0.5}, {"adam_beta1": 0.5}, {"adam_beta2": 0.9},
+    {"lr_scheduler": "linear"}, {"lr_scheduler": "cosine"}, {"warmup_steps": 2}, {"max_grad_norm": 1e-3},
+]  # fmt: skip
+EVALUATION = [{"num_samples": 3}, {"temperature": 0.0}, {"temperature": 0.5}, {"max_completion_length": 3}]
 REFUSED = [{"top_p": 0.9}, {"top_k": 5}, {"repetition_penalty": 1.1}]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    def train(loss=None, rollout=None):
+    def train(loss=None, rollout=None, optimizer=None):
         module = make_module(
-            loss={"num_iterations": 2} | (loss or {}), rollout=rollout, optimizer={"learning_rate": 3e-2}
+            loss={"num_iterations": 2} | (loss or {}),
+            rollout=rollout,
+            optimizer={"learning_rate": 3e-2} | (optimizer or {}),
         )
         _, recorder, _ = fit_in_python(
             tmp_path_factory.mktemp("run"), module=module, data=make_data(), max_steps=4, credit=MarginCredit()
@@ -355,14 +367,64 @@ def differ(a, b):
     return any(not torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("options", LOSS, ids=lambda options: next(iter(options)))
-def test_every_option_of_the_loss_has_an_effect(trained, options):
-    assert differ(*trained(loss=options))
+def test_the_same_options_train_the_same_weights(trained):
+    """Hence a difference, below, is the effect of an option."""
+    assert not differ(*trained())
 
 
-@pytest.mark.parametrize("options", ROLLOUT, ids=lambda options: next(iter(options)))
-def test_every_option_of_the_rollout_has_an_effect(trained, options):
-    assert differ(*trained(rollout=options))
+@pytest.mark.parametrize(
+    ("group", "options"),
+    [
+        pytest.param(group, options, id=f"{group}-{next(iter(options))}")
+        for group, table in (("loss", LOSS), ("rollout", ROLLOUT), ("optimizer", OPTIMIZER))
+        for options in table
+    ],
+)
+def test_every_option_of_training_has_an_effect(trained, group, options):
+    assert differ(*trained(**{group: options}))
+
+
+def evaluated(sample_seed=None, **options):
+    """What a validation of 4 problems samples: token ids by row."""
+
+    class Listening(HFEngine):
+        def generate(self, *args):
+            completions = super().generate(*args)
+            rows.extend(
+                ids[mask].tolist()
+                for ids, mask in zip(completions.completion_ids, completions.completion_mask, strict=True)
+            )
+            return completions
+
+    rows = []
+    module = make_module(rollout={"engine": Listening(), "sample_seed": sample_seed}, evaluation=options)
+    Trainer(logger=False, accelerator="cpu", enable_progress_bar=False).validate(module, make_data(), verbose=False)
+    return rows
+
+
+@pytest.mark.parametrize("options", EVALUATION, ids=lambda options: "{}-{}".format(*next(iter(options.items()))))
+def test_every_option_of_the_evaluation_has_an_effect(options):
+    assert evaluated(**options) != evaluated()
+
+
+def test_evaluation_samples_as_its_options_say():
+    assert evaluated() == evaluated() != evaluated(sample_seed=3)
+    assert evaluated(temperature=0.0) == evaluated(temperature=0.0, sample_seed=3)
+    several = evaluated(num_samples=3)
+    assert several[::3] == evaluated(), "the first sample of a problem does not depend on how many there are"
+    assert [len({*map(tuple, several[i : i + 3])}) for i in range(0, 12, 3)] == [3] * 4
+    assert max(map(len, evaluated())) == 8, "by default the budget of training"
+    assert max(map(len, evaluated(max_completion_length=3))) == 3
+
+
+def test_an_engine_of_ones_own_samples_what_is_trained_and_evaluated(tmp_path):
+    engine = ["--model.rollout.engine=runs.OneToken", "--model.rollout.engine.token=9"]
+    run = fit(tmp_path, *engine, "--trainer.limit_val_batches=1", "--trainer.val_check_interval=1")
+    logged = scalars(run)
+    assert logged["completion/length"] == logged["eval/length"] == {1: 1.0, 2: 1.0}
+    samples = [json.loads(line) for line in (run / "samples" / "step_000001.jsonl").read_text().splitlines()]
+    token = load_tokenizer(PolicySettings(name_or_path="tiny_untrained")).decode([9])
+    assert {sample["completion"] for sample in samples} == {token}
 
 
 def test_options_without_effect_are_refused_or_promise_to_have_none(trained):
@@ -370,11 +432,20 @@ def test_options_without_effect_are_refused_or_promise_to_have_none(trained):
         with pytest.raises(ValueError, match=f"rollout.{next(iter(options))}.*must be"):
             RolloutSettings(**options)
     same_weights(*trained(loss={"max_tokens_per_micro_batch": 20}), atol=2e-2, rtol=0)
-    named = {name for options in (*LOSS, *ROLLOUT, *REFUSED) for name in options}
-    assert named | {"max_tokens_per_micro_batch", "engine"} == {
-        *inspect.signature(LossSettings).parameters,
-        *inspect.signature(RolloutSettings).parameters,
-    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "tables", "elsewhere"),
+    [
+        (LossSettings, LOSS, {"max_tokens_per_micro_batch"}),  # test_training.py counts forwards
+        (RolloutSettings, ROLLOUT + REFUSED, set()),
+        (OptimizerSettings, OPTIMIZER, set()),
+        (EvaluationSettings, EVALUATION, set()),
+    ],
+)
+def test_every_setting_is_in_a_table(settings, tables, elsewhere):
+    named = {name for options in tables for name in options}
+    assert named | elsewhere == inspect.signature(settings).parameters.keys()
 
 
 def test_defaults_of_the_command_line_are_those_of_python():

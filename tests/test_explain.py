@@ -39,7 +39,8 @@ def nothing_is_loaded(monkeypatch):
         (
             "dapo_mcpo_qwen3_4b",
             ["Qwen/Qwen3-4B-Base", "open-r1/DAPO-Math-17k-Processed", "scored by MathVerifier",
-             "32 prompts x 8 completions = 256 rows (B), at most 4096 tokens (T)", "M = p1 - p2",
+             "32 prompts x 8 completions = 256 rows (B), at most 4096 tokens (T)", "engine HFEngine(max_rows = 64",
+             "M = p1 - p2",
              "max_steps 200: 200 rollouts, 6400 prompts, 51200 completions"],
         ),
     ],

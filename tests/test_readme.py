@@ -7,7 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import parse
+from command_line import parse, sums
+from lightning.pytorch import Trainer
+from runs import scalars
+
+from lightning_rlvr.policy import loading
+from lightning_rlvr.policy.tiny import tiny_folder
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,6 +35,54 @@ def test_every_command_line_parses(command, monkeypatch, tmp_path):
     parse(*arguments)
 
 
+def test_the_lines_of_python_train(monkeypatch, tmp_path):
+    """To the letter, but for the warm-up of the tiny model."""
+    [code] = (block for kind, block in BLOCKS if kind == "python" and "trainer.fit" in block)
+    monkeypatch.setattr(loading, "tiny_folder", lambda name: tiny_folder(f"{name}_untrained"))
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(code, names)
+    assert isinstance(names["trainer"], Trainer)
+    assert names["trainer"].global_step == 2
+
+
+@pytest.mark.slow
+def test_quickstart_shows_what_the_run_measured(tmp_path):
+    flags = [
+        f"--runs_dir={tmp_path}", f"--data.train={sums(function='runs.digit_share')}", "--data.val_problems=4",
+        "--model.policy.name_or_path=tiny_untrained", "--model.rollout.max_completion_length=40",
+        "--model.optimizer.learning_rate=1e-2", "--trainer.max_steps=2", "--trainer.enable_progress_bar=false",
+    ]  # fmt: skip
+    done = in_a_process([sys.executable, "-m", "lightning_rlvr.quickstart", *flags], ROOT)
+    [run] = (tmp_path / "sums_mcpo").iterdir()
+    logged = {tag: list(values.values()) for tag, values in scalars(run).items() if tag.startswith("eval/")}
+    rows = [re.findall(r"[+-]?[\d.]+", line) for line in done.stdout.splitlines() if line.startswith("\u2502")]
+    accuracy, *others = [[float(number) for number in numbers] for numbers in rows]
+    before, after = (100 * value for value in logged["eval/accuracy"])
+    errors = [(share * (100 - share) / 4) ** 0.5 for share in (before, after)]
+    assert accuracy == pytest.approx([before, errors[0], after, errors[1], after - before], abs=0.06)
+    assert 0 < before < 100
+    for row, tag in zip(others, ("length", "truncated", "no_answer"), strict=True):
+        first, last = logged[f"eval/{tag}"]
+        assert row == pytest.approx([first, last, last - first], abs=0.006), tag
+    assert logged["eval/length"][0] != logged["eval/length"][1]
+    assert "4 held-out problems x 2 samples" in done.stdout
+    assert "\n2 optimizer steps" in done.stdout
+    for name, path in (("plot", "quickstart.png"), ("adapter", "adapter")):
+        assert re.search(rf"^{name} +{re.escape(str(run / path))}$", done.stdout, re.MULTILINE)
+        assert (run / path).exists()
+    assert (run / "quickstart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def in_a_process(command, folder):
+    """Finished without an error; the package and the modules of the tests are those beside this file."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = dict(os.environ, PYTHONPATH=paths, COLUMNS="120")
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
 @pytest.mark.slow
 def test_the_assigner_of_the_guide_trains(tmp_path):
     code = next(block for kind, block in BLOCKS if kind == "python" and "SurpriseCredit" in block)
@@ -38,8 +91,7 @@ def test_the_assigner_of_the_guide_trains(tmp_path):
     command = [str(Path(sys.executable).parent / "rlvr"), "fit", "-c", config,
                "--credit", "surprise.SurpriseCredit", "--credit.floor", "0.1", "--trainer.max_steps", "1",
                "--model.policy.name_or_path", "tiny_untrained"]  # fmt: skip
-    done = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
+    in_a_process(command, tmp_path)
     assert (tmp_path / "runs/tiny_grpo/version_0/checkpoints/last.ckpt").is_file()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 from runs import fit, make_data, make_module, same_weights, scalars
 
@@ -13,6 +14,7 @@ from lightning_rlvr.calibration.ot_normal import OTNormalCalibrator
 from lightning_rlvr.credit.evidence_contrast import EvidenceContrastCredit
 from lightning_rlvr.credit.margin import MarginCredit
 from lightning_rlvr.monitoring.checkpoint import AtomicCheckpointIO
+from lightning_rlvr.monitoring.run_folder import RunLogger
 from lightning_rlvr.policy.settings import LoraSettings
 
 
@@ -98,3 +100,23 @@ def test_optimizer_settings_of_now_win_over_those_of_the_checkpoint(tmp_path):
     )
     assert recorder.metrics[0]["policy/learning_rate"] == pytest.approx(5e-4)
     assert {group["weight_decay"] for group in module.trainer.optimizers[0].param_groups} == {0.3}
+
+
+def test_a_run_stopped_after_a_short_batch_goes_on(tmp_path):
+    """12 problems in batches of 5 and 4 minibatches are 4, 4 and 2 steps: step 10 is no multiple of 4."""
+    loss = {"num_minibatches": 4}
+    data = make_data(prompts_per_step=5)
+    with pytest.raises(RuntimeError, match="went away"):
+        fit(tmp_path, module=make_module(loss=loss), data=data, max_steps=20, callbacks=[StopAfter(10)])
+    checkpoint = tmp_path / "run" / "version_0" / "checkpoints" / "stopped.ckpt"
+    data = make_data(prompts_per_step=5)
+    module, _, _ = fit(tmp_path, module=make_module(loss=loss), data=data, max_steps=20, ckpt_path=checkpoint)
+    assert module.progress.rollouts == 6
+
+
+def test_an_evaluated_checkpoint_is_plotted_at_its_own_step(tmp_path):
+    _, _, folder = fit(tmp_path, max_steps=2)
+    trainer = Trainer(logger=RunLogger(save_dir=str(tmp_path), name="held_out"), accelerator="cpu")
+    checkpoint = Path(folder) / "checkpoints" / "last.ckpt"
+    trainer.validate(make_module(), datamodule=make_data(), ckpt_path=checkpoint, verbose=False, weights_only=True)
+    assert list(scalars(trainer.log_dir)["eval/accuracy"]) == [2]

@@ -179,3 +179,11 @@ def test_callbacks_of_the_run_folder_work_from_python(tmp_path):
     _, recorder, folder = fit_in_python(tmp_path, callbacks=[RunFolder({"arm": "a"}), SampleWriter()], max_steps=1)
     assert isinstance(recorder, Recorder)
     assert hparams(folder)["session_start_info"].session_start_info.hparams["arm"].string_value == "a"
+
+
+def test_loss_terms_of_a_short_batch_are_means_over_the_steps_it_makes(tmp_path):
+    """12 problems in batches of 5: the third rollout has 2 prompts, hence 2 minibatches where the setting says 4."""
+    module = make_module(loss={"num_minibatches": 4, "entropy_coef": 0.01})
+    _, recorder, _ = fit_in_python(tmp_path, module=module, data=make_data(prompts_per_step=5), max_steps=12)
+    for logged in recorder.metrics:
+        assert logged["loss/entropy"] == pytest.approx(logged["policy/entropy"], rel=0.1)

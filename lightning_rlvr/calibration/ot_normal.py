@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_rlvr.calibration.base import CALIBRATORS, RewardCalibrator
+from lightning_rlvr.checks import require, require_choice
 from lightning_rlvr.functional.calibration import (
     Position,
     Scale,
@@ -75,14 +76,10 @@ class OTNormalCalibrator(RewardCalibrator):
             ("equalize", equalize, get_args(Equalize)),
             ("scale", scale, get_args(Scale)),
         ):
-            if value not in choices:
-                raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {value!r}")
-        if not 0 <= tie_tol < 1:
-            raise ValueError(f"`tie_tol` must be in [0, 1), got {tie_tol}")
-        if equalize != "none" and scope != "group":
-            raise ValueError(f"`equalize` must be 'none' unless `scope` is 'group', got {equalize!r} with {scope!r}")
-        if scale != "none" and scope == "task_running":
-            raise ValueError(f"`scale` must be 'none' when `scope` is 'task_running', got {scale!r}")
+            require_choice(name, choices, value)
+        require(0 <= tie_tol < 1, "tie_tol", "in [0, 1)", tie_tol)
+        require(equalize == "none" or scope == "group", "equalize", f"none with `scope` {scope}", equalize)
+        require(scale == "none" or scope != "task_running", "scale", f"none with `scope` {scope}", scale)
         self.position = position
         self.scope = scope
         self.equalize = equalize

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_rlvr.calibration.base import CALIBRATORS, RewardCalibrator
+from lightning_rlvr.composite import Composite
 from lightning_rlvr.types import Rollout
 
 
 @CALIBRATORS.register("sequential")
-class SequentialCalibrator(RewardCalibrator):
+class SequentialCalibrator(Composite, RewardCalibrator):
     """Calibrators one after another: the advantages of one are the rewards of the next.
 
     Rows without a score stay without one all the way. A list of one is that calibrator itself.
@@ -33,24 +32,16 @@ class SequentialCalibrator(RewardCalibrator):
         True
     """
 
+    members: tuple[RewardCalibrator, ...]
+
     def __init__(self, calibrators: list[RewardCalibrator | str]) -> None:
         if not calibrators:
             raise ValueError(f"`calibrators` must name at least one calibrator; choices: {', '.join(CALIBRATORS)}")
-        self.calibrators = [CALIBRATORS[item]() if isinstance(item, str) else item for item in calibrators]
-        self.formula = "; then ".join(item.formula or type(item).__name__ for item in self.calibrators)
-        self.requires = frozenset().union(*(item.requires for item in self.calibrators))
-        self.centered = self.calibrators[-1].centered
-        self.group_local = all(item.group_local for item in self.calibrators)
-
-    @property
-    @override
-    def state_key(self) -> str:
-        return self._generate_state_key(calibrators=[item.state_key for item in self.calibrators])
-
-    @override
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        for calibrator in self.calibrators:
-            calibrator.setup(trainer, pl_module, stage)
+        self.members = tuple(CALIBRATORS.build(calibrator) for calibrator in calibrators)
+        self.formula = "; then ".join(item.formula or type(item).__name__ for item in self.members)
+        self.requires = frozenset().union(*(item.requires for item in self.members))
+        self.centered = self.members[-1].centered
+        self.group_local = all(item.group_local for item in self.members)
 
     @override
     def observe(self, rollout: Rollout) -> None:
@@ -65,16 +56,7 @@ class SequentialCalibrator(RewardCalibrator):
     def _stages(self, rollout: Rollout) -> Iterator[tuple[RewardCalibrator, Rollout]]:
         """Each calibrator with what it sees; a stage may observe before its advantages are passed on."""
         unscored = rollout.rewards.isnan()
-        for number, calibrator in enumerate(self.calibrators):
+        for number, calibrator in enumerate(self.members):
             yield calibrator, rollout
-            if number + 1 < len(self.calibrators):
+            if number + 1 < len(self.members):
                 rollout = replace(rollout, rewards=calibrator.calibrate(rollout).masked_fill(unscored, torch.nan))
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return {str(number): item.state_dict() for number, item in enumerate(self.calibrators)}
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for number, item in enumerate(self.calibrators):
-            item.load_state_dict(state_dict[str(number)])

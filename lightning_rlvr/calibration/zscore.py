@@ -6,6 +6,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_rlvr.calibration.base import CALIBRATORS, RewardCalibrator
+from lightning_rlvr.checks import require
 from lightning_rlvr.functional.calibration import zscore
 from lightning_rlvr.types import Rollout
 
@@ -25,10 +26,8 @@ class ZScoreCalibrator(RewardCalibrator):
     formula = "A = (r - mean) / (std + eps) in each group, std with n - ddof"
 
     def __init__(self, ddof: int = 1, eps: float = 1e-4) -> None:
-        if ddof not in (0, 1):
-            raise ValueError(f"`ddof` must be 0 or 1, got {ddof}")
-        if eps < 0:
-            raise ValueError(f"`eps` must not be negative, got {eps}")
+        require(ddof in (0, 1), "ddof", "0 or 1", ddof)
+        require(eps >= 0, "eps", ">= 0", eps)
         self.ddof = ddof
         self.eps = eps
 

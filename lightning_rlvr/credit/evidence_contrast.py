@@ -9,9 +9,9 @@ from typing import Literal, get_args
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_rlvr.checks import require, require_choice
 from lightning_rlvr.credit.ablation.base import EVIDENCE_ABLATIONS, EvidenceAblation
 from lightning_rlvr.credit.base import CREDIT_ASSIGNERS, CreditAssigner
-from lightning_rlvr.credit.checks import require, require_choice
 from lightning_rlvr.functional.credit import (
     WEIGHT_MAPS,
     ContrastStatistic,

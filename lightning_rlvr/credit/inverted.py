@@ -29,7 +29,7 @@ class InvertedCredit(CompositeCredit):
 
     def __init__(self, assigner: CreditAssigner | str) -> None:
         super().__init__(assigner)
-        (self.assigner,) = self.assigners
+        (self.assigner,) = self.members
         self.formula = (
             f"(max + min - A_t) mean(A_t) / (max + min - mean(A_t)) over the completion, with {self.assigner.formula}"
         )

@@ -7,8 +7,8 @@ import math
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_rlvr.checks import require
 from lightning_rlvr.credit.base import CREDIT_ASSIGNERS, CreditAssigner
-from lightning_rlvr.credit.checks import require
 from lightning_rlvr.credit.composite import CompositeCredit
 from lightning_rlvr.types import Rollout
 
@@ -39,18 +39,18 @@ class MixtureCredit(CompositeCredit):
         require(convex, "weights", "non-negative with sum 1", weights)
         super().__init__(*assigners)
         self.weights = tuple(weights)
-        terms = (f"{weight:g} ({a.formula})" for weight, a in zip(self.weights, self.assigners, strict=True))
+        terms = (f"{weight:g} ({a.formula})" for weight, a in zip(self.weights, self.members, strict=True))
         self.formula = f"A_t = {' + '.join(terms)}"
 
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(assigners=[a.state_key for a in self.assigners], weights=self.weights)
+        return self._generate_state_key(members=[a.state_key for a in self.members], weights=self.weights)
 
     @override
     def assign(self, rollout: Rollout, advantages: Tensor) -> Tensor:
         first, *rest = (
             weight * assigner.assign(rollout, advantages)
-            for weight, assigner in zip(self.weights, self.assigners, strict=True)
+            for weight, assigner in zip(self.weights, self.members, strict=True)
         )
         return sum(rest, start=first)

@@ -29,7 +29,7 @@ class PermutedCredit(CompositeCredit):
 
     def __init__(self, assigner: CreditAssigner | str) -> None:
         super().__init__(assigner)
-        (self.assigner,) = self.assigners
+        (self.assigner,) = self.members
         self.formula = f"the following, in a random order within each completion: {self.assigner.formula}"
 
     @override

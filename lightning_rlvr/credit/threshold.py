@@ -9,8 +9,8 @@ from typing import ClassVar, get_args
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_rlvr.checks import require, require_choice
 from lightning_rlvr.credit.base import CreditAssigner
-from lightning_rlvr.credit.checks import require, require_choice
 from lightning_rlvr.functional.credit import SCORE_MAPS, ScoreMap, Spread, spread
 from lightning_rlvr.types import Rollout
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import override
 
+from lightning_rlvr.checks import require
 from lightning_rlvr.data.loader import PromptLoader, PromptSet
 from lightning_rlvr.data.sources import Problem, ProblemSource, Split, normalized, shuffled
 from lightning_rlvr.data.templates import EncodedPrompt, PromptTemplate
 from lightning_rlvr.functional.random import derive_seed
-from lightning_rlvr.types import Completions, PromptBatch
+from lightning_rlvr.types import Completions, PromptBatch, layouts
 from lightning_rlvr.verify.base import Attempt, Verdict
 
 
@@ -69,8 +70,7 @@ class PromptDataModule(LightningDataModule):
             ("num_problems", num_problems, 1),
             ("val_problems", val_problems, 0),
         ):
-            if value is not None and value < least:
-                raise ValueError(f"`{name}` must be at least {least}, got {value}")
+            require(value is None or value >= least, name, f"at least {least}", value)
         self.train_sources = _as_list(train)
         self.val_sources = self.train_sources if val is None else _as_list(val)
         self.prompts_per_step = prompts_per_step
@@ -100,10 +100,9 @@ class PromptDataModule(LightningDataModule):
         """Identifiers of the problems of each split, after ``setup``."""
         return {split: tuple(problem.id for problem in prompts.problems) for split, prompts in self._prompts.items()}
 
-    @property
-    def longest_prompt(self) -> int:
-        """Tokens of the longest training prompt, after ``setup``."""
-        return max(len(prompt.ids) for prompt in self._prompts["train"].prompts)
+    def longest_prompt(self, split: Split) -> int:
+        """Tokens of the longest prompt of a split, after ``setup``; 0 if there is none."""
+        return max((len(prompt.ids) for prompt in self._prompts[split].prompts), default=0)
 
     @property
     def data_hash(self) -> str:
@@ -121,7 +120,7 @@ class PromptDataModule(LightningDataModule):
         tokenizer = self._tokenizer()
         train = [problem for source in self.train_sources for problem in source.load("train", self.data_seed)]
         known = {normalized(problem) for problem in train}
-        self._prompts = {"train": self._encode(self._usable(train), tokenizer, self.num_problems, "num_problems")}
+        self._prompts = {"train": self._chosen(train, tokenizer, self.num_problems, "num_problems")}
         if self.val_problems == 0:
             self._prompts["val"] = self._prompt_set([], [], tokenizer)
             return
@@ -136,7 +135,7 @@ class PromptDataModule(LightningDataModule):
                 "no held-out problem is left; hold some out in the sources of `train`, give other sources as `val`, "
                 "or set `val_problems` to 0 for no validation"
             )
-        self._prompts["val"] = self._encode(self._usable(held_out), tokenizer, self.val_problems, "val_problems")
+        self._prompts["val"] = self._chosen(held_out, tokenizer, self.val_problems, "val_problems")
 
     @override
     def train_dataloader(self) -> PromptLoader:
@@ -159,10 +158,9 @@ class PromptDataModule(LightningDataModule):
     @override
     def transfer_batch_to_device(self, batch: PromptBatch, device: torch.device, dataloader_idx: int) -> PromptBatch:
         # Lightning's own transfer refuses frozen dataclasses
-        tensors = ("prompt_ids", "prompt_mask", "evidence_mask", "task_id")
         return replace(
             batch,
-            **{name: getattr(batch, name).to(device) for name in tensors},
+            **{name: getattr(batch, name).to(device) for name in layouts(PromptBatch)},
             model_inputs={name: tuple(row.to(device) for row in rows) for name, rows in batch.model_inputs.items()},
         )
 
@@ -220,45 +218,49 @@ class PromptDataModule(LightningDataModule):
             )
         return tokenizer
 
-    def _usable(self, problems: list[Problem]) -> list[Problem]:
-        """Those whose gold record their verifier can read."""
-        complaints = {
-            problem.id: complaint
-            for problem in problems
-            if (complaint := self._sources[problem.task].verifier.check_columns(problem.columns))
-        }
-        if not complaints:
-            return problems
-        first = "; ".join(f"{name}: {complaint}" for name, complaint in list(complaints.items())[:3])
-        message = f"{len(complaints)} of {len(problems)} problems cannot be verified ({first})"
-        if not self.skip_bad_golds:
-            raise ValueError(f"{message}; mend them, or set `skip_bad_golds` to leave them out")
-        rank_zero_warn(f"{message}: left out")
-        return [problem for problem in problems if problem.id not in complaints]
-
-    def _encode(
+    def _chosen(
         self, problems: list[Problem], tokenizer: PreTrainedTokenizerBase, count: int | None, setting: str
     ) -> PromptSet:
-        pairs = [(problem, self._prompt(problem, tokenizer)) for problem in problems]
-        fitting = [pair for pair in pairs if len(pair[1].ids) <= self.max_prompt_length]
-        if len(fitting) < len(pairs):
-            rank_zero_warn(
-                f"{len(pairs) - len(fitting)} of {len(pairs)} prompts are longer than `max_prompt_length` "
-                f"{self.max_prompt_length}: left out"
-            )
-        if not fitting:
+        """The first ``count`` problems, in an order by data seed, that fit and can be verified; or all that do."""
+        chosen: dict[int, EncodedPrompt] = {}
+        complaints: dict[str, str] = {}
+        lengths: list[int] = []
+        for number in shuffled(len(problems), derive_seed(setting, self.data_seed)):
+            if len(chosen) == count:
+                break
+            problem = problems[number]
+            if complaint := self._sources[problem.task].verifier.check_columns(problem.columns):
+                complaints[problem.id] = complaint
+                continue
+            prompt = self._prompt(problem, tokenizer)
+            lengths.append(len(prompt.ids))
+            if lengths[-1] <= self.max_prompt_length:
+                chosen[number] = prompt
+        self._report(complaints, lengths)
+        if not chosen:
             kind = "training" if setting == "num_problems" else "held-out"
-            shortest = min((len(prompt.ids) for _, prompt in pairs), default=0)
             raise ValueError(
                 f"`max_prompt_length` {self.max_prompt_length} leaves no {kind} prompt: "
-                f"the shortest has {shortest} tokens"
+                f"the shortest has {min(lengths, default=0)} tokens"
             )
-        if count is not None:
-            if count > len(fitting):
-                raise ValueError(f"`{setting}` must be at most the {len(fitting)} usable problems, got {count}")
-            order = shuffled(len(fitting), derive_seed(setting, self.data_seed))
-            fitting = [fitting[row] for row in sorted(order[:count])]
-        return self._prompt_set([problem for problem, _ in fitting], [prompt for _, prompt in fitting], tokenizer)
+        if count is not None and len(chosen) < count:
+            raise ValueError(f"`{setting}` must be at most the {len(chosen)} usable problems, got {count}")
+        order = sorted(chosen)
+        return self._prompt_set([problems[number] for number in order], [chosen[n] for n in order], tokenizer)
+
+    def _report(self, complaints: Mapping[str, str], lengths: Sequence[int]) -> None:
+        if complaints:
+            first = "; ".join(f"{name}: {complaint}" for name, complaint in sorted(complaints.items())[:3])
+            looked_at = len(complaints) + len(lengths)
+            message = f"{len(complaints)} of {looked_at} problems cannot be verified ({first})"
+            if not self.skip_bad_golds:
+                raise ValueError(f"{message}; mend them, or set `skip_bad_golds` to leave them out")
+            rank_zero_warn(f"{message}: left out")
+        if long := sum(length > self.max_prompt_length for length in lengths):
+            rank_zero_warn(
+                f"{long} of {len(lengths)} prompts are longer than `max_prompt_length` {self.max_prompt_length}: "
+                f"left out"
+            )
 
     def _prompt(self, problem: Problem, tokenizer: PreTrainedTokenizerBase) -> EncodedPrompt:
         template = self._sources[problem.task].template or self.template

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lightning_rlvr.checks import require
 from lightning_rlvr.data.sources import Problem, shuffled
 from lightning_rlvr.data.templates import EncodedPrompt
 from lightning_rlvr.functional.random import derive_seed
@@ -89,10 +90,9 @@ class PromptLoader:
         longest_first: bool = False,
     ) -> None:
         least = world_size if shuffle else 1
-        if prompts_per_step < least:
-            raise ValueError(f"`prompts_per_step` must be at least {least}, one for each rank, got {prompts_per_step}")
-        if len(prompts) < world_size:
-            raise ValueError(f"`prompts` must hold at least {world_size}, one for each rank, got {len(prompts)}")
+        each = "one for each rank"
+        require(prompts_per_step >= least, "prompts_per_step", f"at least {least}, {each}", prompts_per_step)
+        require(len(prompts) >= world_size, "prompts", f"at least {world_size} problems, {each}", len(prompts))
         self.prompts = prompts
         self.prompts_per_step = prompts_per_step
         self.data_seed = data_seed

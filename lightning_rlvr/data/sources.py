@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from importlib.util import find_spec
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
+from lightning_rlvr.checks import require, require_choice, require_package
 from lightning_rlvr.data.templates import PromptTemplate
 from lightning_rlvr.functional.random import derive_seed
 from lightning_rlvr.tasks import sums
@@ -46,7 +47,7 @@ class ProblemSource(ABC):
 
     def __init__(self, task: str, verifier: Verifier | str, template: PromptTemplate | None = None) -> None:
         self.task = task
-        self.verifier = VERIFIERS[verifier]() if isinstance(verifier, str) else verifier
+        self.verifier = VERIFIERS.build(verifier)
         self.template = template
 
     @abstractmethod
@@ -89,7 +90,7 @@ class ReasoningGymSource(ProblemSource):
         template: PromptTemplate | None = None,
     ) -> None:
         super().__init__(task or dataset, verifier, template)
-        _require("reasoning_gym", "reasoning-gym", type(self).__name__)
+        require_package("reasoning_gym", "reasoning-gym", "data", type(self).__name__)
         self.dataset = dataset
         self.size = size
         self.val_size = val_size
@@ -97,7 +98,7 @@ class ReasoningGymSource(ProblemSource):
 
     @override
     def load(self, split: Split, seed: int) -> list[Problem]:
-        from reasoning_gym.factory import DATASETS, create_dataset  # type: ignore[import-untyped]  # ships no types
+        from reasoning_gym.factory import DATASETS, create_dataset
 
         if self.dataset not in DATASETS:
             raise ValueError(f"unknown `dataset` {self.dataset!r}; choices: {', '.join(sorted(DATASETS))}")
@@ -200,14 +201,13 @@ class DatasetSource(ProblemSource):
         self.limit = limit
         if "problem" not in self.columns:
             raise ValueError(f"`columns` must say which column is `problem`, got {', '.join(self.columns) or 'none'}")
-        if held_out < 0 or (held_out > 1 and held_out % 1):
-            raise ValueError(f"`held_out` must be a fraction below 1 or a whole number of rows, got {held_out}")
-        if limit is not None and limit < 1:
-            raise ValueError(f"`limit` must be at least 1, got {limit}")
+        countable = 0 <= held_out < 1 or (held_out >= 1 and held_out % 1 == 0)
+        require(countable, "held_out", "a fraction below 1 or a whole number of rows", held_out)
+        require(limit is None or limit >= 1, "limit", "at least 1", limit)
 
     @override
     def load(self, split: Split, seed: int) -> list[Problem]:
-        problems = self._distinct(self._problems())
+        problems = self._distinct
         if not problems:
             raise ValueError(f"`path` must hold at least one problem, got none in {self.path!r}")
         held_out = round(self.held_out if self.held_out >= 1 else self.held_out * len(problems))
@@ -238,10 +238,11 @@ class DatasetSource(ProblemSource):
                 task=self.task,
             )
 
-    def _distinct(self, problems: Iterable[Problem]) -> list[Problem]:
+    @cached_property
+    def _distinct(self) -> list[Problem]:
         first: dict[str, Problem] = {}
         conflicts = set()
-        for problem in problems:
+        for problem in self._problems():
             known = first.setdefault(normalized(problem), problem)
             if str(known.columns.get("answer")) != str(problem.columns.get("answer")):
                 conflicts.add(normalized(problem))
@@ -276,14 +277,8 @@ def shuffled(size: int, seed: int) -> list[int]:
 
 
 def _checked(split: str) -> str:
-    if split not in get_args(Split):
-        raise ValueError(f"`split` must be one of {', '.join(get_args(Split))}, got {split!r}")
+    require_choice("split", get_args(Split), split)
     return split
-
-
-def _require(module: str, package: str, user: str) -> None:
-    if find_spec(module) is None:
-        raise ImportError(f'{user} needs {package}: pip install "lightning-rlvr[data]"')
 
 
 def _look_up(row: Mapping[str, Any], path: str, source: str, number: int) -> Any:
@@ -338,9 +333,9 @@ def _json_rows(file: Path) -> list[Mapping[str, Any]]:
 
 
 def _dataset_rows(path: str, name: str | None, split: str, **files: str) -> Iterable[Mapping[str, Any]]:
-    _require("datasets", "datasets", f"reading {files.get('data_files', path)!r}")
-    from datasets import load_dataset  # type: ignore[import-untyped]  # ships no types
-    from datasets.exceptions import DatasetsError  # type: ignore[import-untyped]  # ships no types
+    require_package("datasets", "datasets", "data", f"reading {files.get('data_files', path)!r}")
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
 
     try:
         rows: Iterable[Mapping[str, Any]] = load_dataset(path, name, split=split, **files)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lightning_rlvr.checks import require_choice
+
 Chat = Literal["auto", "chat", "plain"]
 
 _SENTINEL = "\ue000problem\ue000"
@@ -52,8 +54,7 @@ class PromptTemplate:
     chat: Chat = "auto"
 
     def __post_init__(self) -> None:
-        if self.chat not in get_args(Chat):
-            raise ValueError(f"`chat` must be one of {', '.join(get_args(Chat))}, got {self.chat!r}")
+        require_choice("chat", get_args(Chat), self.chat)
         if "problem" not in {name for text in self._texts() for name in _placeholders(text)}:
             raise ValueError(f"`user` or `system` must contain {{problem}}, got {self.user!r}")
 

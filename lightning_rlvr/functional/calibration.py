@@ -22,8 +22,8 @@ from lightning_rlvr.functional.random import uniform
 Position = Literal["hazen", "bary", "vdw", "blom"]
 Scale = Literal["none", "c_n"]
 
+_RESERVOIR_STREAM = -2  # sampling uses streams from 0 up, permuted credit -1: no draw may depend on another
 # Plotting positions (j - a) / (n + 1 - 2a) of the j-th of n sorted rewards.
-_RESERVOIR_STREAM = -2  # sampling uses streams from 0 up: a reservoir must not depend on what was sampled
 _OFFSET: dict[Position, float] = {"hazen": 0.5, "vdw": 0.0, "blom": 0.375}
 
 
@@ -93,9 +93,8 @@ def rloo(rewards: Tensor, group_index: Tensor) -> Tensor:
         >>> rloo(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor([0, 0, 0, 0]))
         tensor([ 1.0000, -0.3333, -0.3333, -0.3333])
     """
-    values = check_rewards(rewards)
-    n = group_count(values, group_index)
-    return signal_only((values - group_mean(values, group_index)) * n / (n - 1), values, group_index)
+    n = group_count(rewards, group_index)
+    return centered(rewards, group_index) * n / (n - 1).clamp(min=1)
 
 
 def zscore(rewards: Tensor, group_index: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:

@@ -76,6 +76,19 @@ def importance_ratio(
     return log_ratio.exp()
 
 
+class TokenLosses(NamedTuple):
+    """Loss of each token before aggregation, and what the clip did to it, ``[b, T]`` each."""
+
+    losses: Tensor
+    """float32, with gradient; exactly 0 outside the mask."""
+    clipped_low: Tensor
+    """bool: the lower bound binds."""
+    clipped_high: Tensor
+    """bool: the upper bound binds."""
+    ratio: Tensor
+    """float32, detached: the ratio before the clip; 1 outside the mask."""
+
+
 def policy_losses(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -86,15 +99,17 @@ def policy_losses(
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
     delta: float | None = None,
-) -> Tensor:
-    """Loss of each token, before aggregation.
+) -> TokenLosses:
+    """Loss of each token, before aggregation, and where the clip binds.
 
     With ``A = token_advantages``, ``rho = importance_ratio(...)`` and ``sg`` for stop-gradient:
 
     * ``clip``: ``-min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A)``, arXiv:2402.03300 eq. 3; the upper bound of
       its own is arXiv:2503.14476 eq. 8. With ``delta`` (dual clip, arXiv:1912.09729) at most ``-delta A`` where
-      ``A < 0``.
-    * ``cispo``: ``-sg[min(rho, 1 + epsilon_high)] A logprobs``, arXiv:2506.13585 with the upper bound only.
+      ``A < 0``. It binds below only where the advantage is negative, above only where it is positive, or where it is
+      negative and the ratio above ``delta``.
+    * ``cispo``: ``-sg[min(rho, 1 + epsilon_high)] A logprobs``, arXiv:2506.13585 with the upper bound only, which
+      binds wherever the advantage is not 0.
 
     Law: both are positively homogeneous in ``A``, so weighting the advantage is weighting the loss.
 
@@ -108,76 +123,34 @@ def policy_losses(
         epsilon_high: Upper clip, the largest ratio minus 1; None = ``epsilon``.
         delta: Largest ratio for negative advantages, greater than 1; None = unbounded. Not read by ``cispo``.
 
-    Returns:
-        ``[b, T]`` float32, exactly 0 outside the mask.
-
     Raises:
         ValueError: No such loss type.
 
     Example:
         >>> old, mask = torch.zeros(1, 3), torch.tensor([[True, True, False]])
         >>> new, token_advantages = torch.tensor([[2.0, 2.0, 2.0]]).log(), torch.tensor([[1.0, -1.0, 0.0]])
-        >>> policy_losses(new, old, token_advantages, mask, loss_type="grpo")
-        tensor([[-1.2000,  2.0000,  0.0000]])
+        >>> token_losses = policy_losses(new, old, token_advantages, mask, loss_type="grpo")
+        >>> token_losses.losses, token_losses.clipped_high
+        (tensor([[-1.2000,  2.0000,  0.0000]]), tensor([[ True, False, False]]))
     """
     kind = LOSS_TYPES[loss_type]
     highest = 1 + (epsilon if epsilon_high is None else epsilon_high)
     ratio = importance_ratio(logprobs, old_logprobs, mask, ratio=kind.ratio)
+    value = ratio.detach()
+    low, high = torch.zeros_like(mask), (value > highest) & mask
     if kind.surrogate == "cispo":
-        losses = -ratio.detach().clamp(max=highest) * token_advantages * logprobs.float()
+        losses = -value.clamp(max=highest) * token_advantages * logprobs.float()
+        high &= token_advantages != 0
     else:
         clipped = ratio.clamp(1 - epsilon, highest)
         losses = -torch.minimum(ratio * token_advantages, clipped * token_advantages)
+        negative = token_advantages < 0
+        low = (value < 1 - epsilon) & negative & mask
+        high &= token_advantages > 0
         if delta is not None:
-            bounded = torch.minimum(losses, -delta * token_advantages)
-            losses = torch.where(token_advantages < 0, bounded, losses)
-    return torch.where(mask, losses, 0.0)
-
-
-class ClipMasks(NamedTuple):
-    """What the clip did to the tokens, ``[b, T]`` each."""
-
-    low: Tensor
-    """bool: the lower bound binds."""
-    high: Tensor
-    """bool: the upper bound binds."""
-    ratio: Tensor
-    """float32: the ratio before the clip; 1 outside the mask."""
-
-
-def clip_masks(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    token_advantages: Tensor,
-    mask: Tensor,
-    *,
-    loss_type: str,
-    epsilon: float = 0.2,
-    epsilon_high: float | None = None,
-    delta: float | None = None,
-) -> ClipMasks:
-    """Where ``policy_losses`` of the same arguments clips, without gradient.
-
-    ``clip`` binds below only where the advantage is negative, above only where it is positive, or where it is negative
-    and the ratio above ``delta``; ``cispo`` never binds below, and above wherever the advantage is not 0.
-
-    Example:
-        >>> old, mask = torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool)
-        >>> new, token_advantages = torch.tensor([[2.0, 2.0, 0.5]]).log(), torch.tensor([[1.0, -1.0, -1.0]])
-        >>> clipped = clip_masks(new, old, token_advantages, mask, loss_type="grpo")
-        >>> clipped.low, clipped.high
-        (tensor([[False, False,  True]]), tensor([[ True, False, False]]))
-    """
-    kind = LOSS_TYPES[loss_type]
-    highest = 1 + (epsilon if epsilon_high is None else epsilon_high)
-    ratio = importance_ratio(logprobs.detach(), old_logprobs, mask, ratio=kind.ratio).masked_fill(~mask, 1)
-    above, below = (ratio > highest) & mask, (ratio < 1 - epsilon) & mask
-    if kind.surrogate == "cispo":
-        return ClipMasks(torch.zeros_like(mask), above & (token_advantages != 0), ratio)
-    high = above & (token_advantages > 0)
-    if delta is not None:
-        high |= (ratio > delta) & mask & (token_advantages < 0)
-    return ClipMasks(below & (token_advantages < 0), high, ratio)
+            losses = torch.where(negative, torch.minimum(losses, -delta * token_advantages), losses)
+            high |= (value > delta) & negative & mask
+    return TokenLosses(torch.where(mask, losses, 0.0), low, high, value.masked_fill(~mask, 1))
 
 
 def token_weights(
@@ -188,7 +161,7 @@ def token_weights(
     num_tokens: float,
     max_completion_length: int,
 ) -> Tensor:
-    """Weight of each token, such that the loss of an optimizer step is ``(token_weights * policy_losses).sum()``.
+    """Weight of each token, such that the loss of an optimizer step is ``(token_weights * losses).sum()``.
 
     With ``L`` a token loss, ``T_i`` the valid tokens of row i, ``N = num_sequences`` and sums over valid tokens:
 

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from typing_extensions import override
 
+from lightning_rlvr.checks import require
 from lightning_rlvr.module import RLVRModule
 from lightning_rlvr.monitoring.run_folder import run_folder
 
@@ -46,8 +47,7 @@ class RunCheckpoint(Checkpoint):
     def __init__(
         self, every_n_steps: int = 20, keep_all: bool = False, save_adapter: bool = True, save_merged: bool = False
     ) -> None:
-        if every_n_steps < 1:
-            raise ValueError(f"`checkpoint.every_n_steps` must be >= 1, got {every_n_steps}")
+        require(every_n_steps >= 1, "checkpoint.every_n_steps", ">= 1", every_n_steps)
         self.every_n_steps = every_n_steps
         self.keep_all = keep_all
         self.save_adapter = save_adapter

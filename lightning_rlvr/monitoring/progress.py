@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
-from tqdm.auto import tqdm  # type: ignore[import-untyped]  # ships no types
+from tqdm.auto import tqdm
 from typing_extensions import override
 
 from lightning_rlvr.module import RLVRModule

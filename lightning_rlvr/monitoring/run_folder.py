@@ -1,4 +1,4 @@
-"""What a run leaves behind besides its logs: environment, problem ids and hyper-parameters; and how it is saved."""
+"""What a run leaves behind besides its logs: environment, problem ids and hyper-parameters."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class RunFolder(Callback):
     def _hparams(self) -> tuple[Any, Any, Any]:
         """Summaries: which columns there are, this run's settings, its end; metrics are columns without a value."""
         columns = dict.fromkeys((FINAL_REWARD, FINAL_ACCURACY), 0.0)
-        summaries: tuple[Any, Any, Any] = hparams(flat_settings(self.settings), columns)  # type: ignore[no-untyped-call]  # torch leaves it so
+        summaries: tuple[Any, Any, Any] = hparams(flat_settings(self.settings), columns)
         return summaries
 
 

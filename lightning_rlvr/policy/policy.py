@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Self, cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # the name that every reader of torch code expects
+import torch.nn.functional as F
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
@@ -95,7 +95,7 @@ class Policy(nn.Module):
         self._published_generation_config = self._plain.generation_config
         self.eos_token_ids = self._find_eos_token_ids()
         self.pad_token_id: int = self.eos_token_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        self._plain.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]  # as in transformers
+        self._plain.generation_config = GenerationConfig(
             do_sample=True,
             temperature=1.0,
             top_k=0,
@@ -189,7 +189,7 @@ class Policy(nn.Module):
             inputs["position_ids"] = (attention.cumsum(-1) - 1).clamp(min=0)
         ids = torch.cat([prompt_ids, completion_ids], dim=1)
         hidden = decoder(input_ids=ids, attention_mask=attention, use_cache=False, **inputs).last_hidden_state
-        head: nn.Linear = self._plain.get_output_embeddings()  # type: ignore[no-untyped-call]  # as in transformers
+        head: nn.Linear = self._plain.get_output_embeddings()
         scores = token_scores(
             hidden[:, prompt_ids.shape[1] - 1 : -1][completion_mask],
             head.weight,
@@ -265,6 +265,11 @@ class Policy(nn.Module):
             for weight, data in originals:
                 weight.data = data
 
+    @property
+    def trainable_weights(self) -> list[nn.Parameter]:
+        """What the optimizer steps on."""
+        return [weight for _, weight in self.named_trainable()]
+
     def named_trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters of what trains, always in the same order."""
         return ((name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad)
@@ -338,7 +343,7 @@ def probe_head(model: PreTrainedModel) -> Head:
         >>> probe_head(build_tiny()[0])
         Head(scale=1.0, softcap=None)
     """
-    head: object = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # as in transformers
+    head: object = model.get_output_embeddings()
     kind = type(model).__name__
     if not isinstance(head, nn.Linear):
         raise ValueError(

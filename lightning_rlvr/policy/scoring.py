@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # the name that every reader of torch code expects
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -73,7 +73,7 @@ def token_scores(
     for name in names:
         TOKEN_STATISTICS[name]  # an unknown name fails here, also for n = 0
     head = _Head(temperature, scale, softcap, names, entropy, chunk)
-    logprobs, entropies, *values = _ChunkedHead.apply(hidden, weight, bias, targets, head)  # type: ignore[no-untyped-call]
+    logprobs, entropies, *values = _ChunkedHead.apply(hidden, weight, bias, targets, head)  # type: ignore[no-untyped-call]  # as in torch
     return HeadScores(logprobs, entropies, dict(zip(names, values, strict=True)))
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
+
+from lightning_rlvr.checks import require, require_choice
+
+Dtype = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +30,10 @@ class LoraSettings:
     init: bool | str = True
 
     def __post_init__(self) -> None:
-        for name in ("rank", "alpha"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`policy.lora.{name}` must be positive, got {getattr(self, name)}")
-        if self.target_modules in ("", []):
-            raise ValueError(
-                f"`policy.lora.target_modules` must name at least one module, got {self.target_modules!r}"
-            )
+        require(self.rank >= 1, "policy.lora.rank", "positive", self.rank)
+        require(self.alpha >= 1, "policy.lora.alpha", "positive", self.alpha)
+        targets = self.target_modules
+        require(targets not in ("", []), "policy.lora.target_modules", "the name of at least one module", targets)
         check_init("policy.lora.init", self.init)
         if self.adapter is not None and self.init is not True:
             raise ValueError(f"`policy.lora.init` has no effect beside `policy.lora.adapter`, got {self.init!r}")
@@ -48,8 +49,8 @@ def check_init(argument: str, init: object) -> None:
         >>> check_init("init", "pissa")
         Traceback (most recent call last):
             ...
-        ValueError: `init` must be True or 'gaussian', got 'pissa': other inits (pissa, olora, loftq, ...) move the base weights, or start away from them, so neither rollouts nor the reference would be of the model named
-    """  # noqa: E501
+        ValueError: `init` must be True or 'gaussian', got 'pissa': other inits (...) move the base weights, ...
+    """
     if init is not True and init != "gaussian":
         raise ValueError(
             f"`{argument}` must be True or 'gaussian', got {init!r}: other inits (pissa, olora, loftq, ...) move the "
@@ -69,7 +70,7 @@ class PolicySettings:
         lora: The adapter, or null to train all weights.
         dtype: Of weights that do not train: ``bfloat16`` or ``float32``; ``auto`` picks bfloat16 where the processor
             has instructions for it. Weights that train, and the tiny models, are float32 always.
-        gradient_checkpointing: Recompute the layers in the backward: less memory, about a third more time.
+        gradient_checkpointing: Recompute the layers in the backward: less memory, another forward.
         attn_implementation: As transformers calls it: ``sdpa``, ``eager``, ``flash_attention_2``, ...
         trust_remote_code: Run modelling code that the checkpoint brings along.
         chat_template: Jinja source that replaces the chat template of the tokenizer.
@@ -78,17 +79,15 @@ class PolicySettings:
     name_or_path: str = "tiny"
     revision: str | None = None
     lora: LoraSettings | None = field(default_factory=LoraSettings)
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Dtype = "auto"
     gradient_checkpointing: bool = False
     attn_implementation: str = "sdpa"
     trust_remote_code: bool = False
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.name_or_path:
-            raise ValueError("`policy.name_or_path` must not be empty")
-        if self.dtype not in (choices := ("auto", "float32", "bfloat16")):
-            raise ValueError(f"`policy.dtype` must be one of {', '.join(choices)}, got {self.dtype!r}")
+        require(bool(self.name_or_path), "policy.name_or_path", "a model", self.name_or_path)
+        require_choice("policy.dtype", get_args(Dtype), self.dtype)
         if self.dtype == "bfloat16" and (self.is_tiny or self.lora is None):
             reason = "the tiny models are float32" if self.is_tiny else "without `policy.lora` all weights train"
             raise ValueError(f"`policy.dtype` must be float32 or auto here, got 'bfloat16': {reason}, in float32")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # the name that every reader of torch code expects
+import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
@@ -37,7 +37,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = Fuse()
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # as in transformers
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
         eos_token="<eos>",
@@ -73,7 +73,7 @@ def build_tiny(seed: int = 0) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]  # as in transformers
+        model = Qwen3ForCausalLM(config)
     return model, tokenizer
 
 
@@ -107,7 +107,7 @@ def warm_up(
             if solved >= pass_rate:
                 return solved
         losses = _losses(model, *_encode(tokenizer, sums.generate(f"tiny:{step}", 64)))
-        (losses.sum() / losses.count_nonzero()).backward()  # type: ignore[no-untyped-call]  # as in torch
+        (losses.sum() / losses.count_nonzero()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # the name that every reader of torch code expects
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -15,6 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from typing_extensions import override
 
+from lightning_rlvr.checks import require
 from lightning_rlvr.functional.masking import completion_mask
 from lightning_rlvr.functional.random import uniform
 from lightning_rlvr.rollout.base import ENGINES, RolloutEngine, Sampling, SamplingPolicy
@@ -36,8 +37,7 @@ class HFEngine(RolloutEngine):
     """
 
     def __init__(self, max_rows: int | None = None, merge_lora: bool = True) -> None:
-        if max_rows is not None and max_rows < 1:
-            raise ValueError(f"`max_rows` must be positive or None, got {max_rows}")
+        require(max_rows is None or max_rows >= 1, "max_rows", "positive or None", max_rows)
         self.max_rows = max_rows
         self.merge_lora = merge_lora
 
@@ -46,10 +46,9 @@ class HFEngine(RolloutEngine):
     def generate(
         self, policy: SamplingPolicy, prompts: PromptBatch, prompt_index: Tensor, seeds: Tensor, sampling: Sampling
     ) -> Completions:
-        if not sampling.temperature >= 0:
-            raise ValueError(f"`temperature` must be 0 (greedy) or positive, got {sampling.temperature}")
-        if sampling.max_completion_length < 1:
-            raise ValueError(f"`max_completion_length` must be positive, got {sampling.max_completion_length}")
+        require(sampling.temperature >= 0, "temperature", "0 (greedy) or positive", sampling.temperature)
+        limit = sampling.max_completion_length
+        require(limit >= 1, "max_completion_length", "positive", limit)
         shape = (len(prompt_index), sampling.max_completion_length)
         ids = torch.full(shape, policy.pad_token_id, device=policy.model.device)
         logprobs = torch.zeros(shape, device=policy.model.device)
@@ -176,7 +175,7 @@ def _cache(model: PreTrainedModel) -> Any:  # transformers' caches are typed wit
     return cache
 
 
-class _BlockLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its __init_subclass__
+class _BlockLayer(DynamicLayer):
     """Grows by blocks of tokens: concatenation would copy the whole cache for every one."""
 
     keys: Tensor

@@ -6,6 +6,8 @@ import hashlib
 import random
 from typing import TypedDict
 
+from lightning_rlvr.checks import require
+
 
 class SumRecord(TypedDict):
     """One problem with its worked solution and its gold answer."""
@@ -55,11 +57,9 @@ def generate(seed: int | str, count: int, *, max_term: int = 99) -> list[SumReco
         >>> generate(0, 1)
         [{'problem': '67+54=', 'solution': '7+4=11,1+6+5=12,\\boxed{121}', 'answer': '121'}]
     """
-    if max_term < 0:
-        raise ValueError(f"`max_term` must not be negative, got {max_term}")
+    require(max_term >= 0, "max_term", ">= 0", max_term)
     size = max_term + 1
-    if not 0 <= count <= size**2:
-        raise ValueError(f"`count` must be between 0 and {size**2}, the sums up to `max_term` {max_term}, got {count}")
+    require(0 <= count <= size**2, "count", f"in [0, {size**2}], the sums up to `max_term` {max_term}", count)
     rng = random.Random(int.from_bytes(hashlib.sha256(f"sums:{seed}".encode()).digest()))
     pairs = (divmod(index, size) for index in rng.sample(range(size**2), count))
     return [SumRecord(problem=f"{a}+{b}=", solution=solve(a, b), answer=str(a + b)) for a, b in pairs]

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from typing_extensions import override
 
+from lightning_rlvr.checks import require, require_choice
 from lightning_rlvr.verify.answer import final_answer, judge, last_line, last_number
 from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict, Verifier
 
@@ -33,10 +34,8 @@ class ExactVerifier(Verifier):
     """
 
     def __init__(self, extract: Extract = "boxed", after: str | None = None) -> None:
-        if extract not in get_args(Extract):
-            raise ValueError(f"`extract` must be one of {', '.join(get_args(Extract))}, got {extract!r}")
-        if after == "":
-            raise ValueError("`after` must not be empty; leave it out to keep the whole extract")
+        require_choice("extract", get_args(Extract), extract)
+        require(after != "", "after", "some text, or left out to keep the whole extract", after)
         self.extract = extract
         self.after = after
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from functools import lru_cache
 from typing import Any
 
 from typing_extensions import override
 
+from lightning_rlvr.checks import require_package
 from lightning_rlvr.verify.answer import final_answer, judge
 from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict, Verifier
 
@@ -23,6 +24,7 @@ class MathVerifier(Verifier):
     The answer is the last ``\boxed{}`` after any ``</think>``, else the last ``Answer:`` line. The gold is LaTeX or
     plain text, with or without dollar signs, in the column ``answer``. Equality is what math-verify says, without its
     alarm-based time limits (they work in the main thread only), except that tiny values are compared relatively.
+    There is no other time limit yet: a tower of powers can keep it busy for ever.
 
     Raises:
         ImportError: math-verify is not installed.
@@ -37,8 +39,7 @@ class MathVerifier(Verifier):
     """
 
     def __init__(self) -> None:
-        if find_spec("math_verify") is None:
-            raise ImportError('MathVerifier needs math-verify: pip install "lightning-rlvr[math]"')
+        require_package("math_verify", "math-verify", "math", type(self).__name__)
 
     @override
     def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:
@@ -52,17 +53,22 @@ class MathVerifier(Verifier):
         if "answer" not in columns:
             return f"`columns` must hold 'answer', got {', '.join(columns) or 'none'}"
         gold = _gold_text(columns)
-        return None if _parse(gold) else f"`answer` {gold!r} does not parse as mathematics"
+        return None if _parse_gold(gold) else f"`answer` {gold!r} does not parse as mathematics"
 
 
 def _decide(answer: str, columns: Mapping[str, Any]) -> Verdict:
-    gold = _parse(_gold_text(columns))
+    gold = _parse_gold(_gold_text(columns))
     if not gold:
         raise ValueError(f"`answer` {columns['answer']!r} does not parse as mathematics")
     found = _parse(answer)
     if found and _equal(gold, found):
         return Verdict(status="correct", reward=1.0, answer=answer)
     return Verdict(status="wrong", reward=0.0, answer=answer, reason="" if found else "answer does not parse")
+
+
+@lru_cache(maxsize=4096)  # every completion of a prompt asks for the same gold
+def _parse_gold(text: str) -> list[Any]:
+    return _parse(text)
 
 
 def _gold_text(columns: Mapping[str, Any]) -> str:
@@ -77,7 +83,7 @@ def _tidy(text: str) -> str:
 
 
 def _parse(text: str) -> list[Any]:
-    from math_verify import LatexExtractionConfig, parse  # type: ignore[import-untyped]  # ships no types
+    from math_verify import LatexExtractionConfig, parse
 
     parsed: list[Any] = parse(
         rf"\boxed{{{_tidy(text)}}}",
@@ -95,7 +101,7 @@ def _equal(gold: list[Any], answer: list[Any]) -> bool:
 
 
 def _differ_relatively(gold: Any, answer: Any) -> bool:
-    from sympy import Expr  # type: ignore[import-untyped]  # ships no types
+    from sympy import Expr
 
     numbers = all(isinstance(value, Expr) and value.is_number for value in (gold, answer))
     if not numbers or gold == answer:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 from typing_extensions import override
 
+from lightning_rlvr.checks import require_package
 from lightning_rlvr.verify.answer import final_answer, judge, last_line
 from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict, Verifier
 
@@ -28,8 +28,7 @@ class ReasoningGymVerifier(Verifier):
     """
 
     def __init__(self, last_line: bool = False) -> None:
-        if find_spec("reasoning_gym") is None:
-            raise ImportError('ReasoningGymVerifier needs reasoning-gym: pip install "lightning-rlvr[data]"')
+        require_package("reasoning_gym", "reasoning-gym", "data", type(self).__name__)
         self.last_line = last_line
 
     @override
@@ -56,7 +55,7 @@ class ReasoningGymVerifier(Verifier):
 
 @cache
 def _scorer(dataset: str) -> Callable[[str, dict[str, Any]], float]:
-    from reasoning_gym import get_score_answer_fn  # type: ignore[import-untyped]  # ships no types
+    from reasoning_gym import get_score_answer_fn
 
     scorer: Callable[[str, dict[str, Any]], float] = get_score_answer_fn(dataset)
     return scorer

@@ -171,9 +171,9 @@ def test_binary_groups_of_one_size_are_a_rescaled_zscore(make_rollout, correct):
     [
         ({"position": "midrank"}, "`position` must be one of hazen, bary, vdw, blom, got 'midrank'"),
         ({"scope": "batch"}, "`scope` must be one of group, task_batch, group_then_task, task_running"),
-        ({"scope": "task_batch", "equalize": "rms"}, "`equalize` must be 'none' unless"),
-        ({"scope": "group_then_task", "equalize": "rms"}, "`equalize` must be 'none' unless"),
-        ({"scope": "task_running", "scale": "c_n"}, "`scale` must be 'none' when"),
+        ({"scope": "task_batch", "equalize": "rms"}, "`equalize` must be none with `scope` task_batch, got 'rms'"),
+        ({"scope": "group_then_task", "equalize": "rms"}, "`equalize` must be none with `scope` group_then_task"),
+        ({"scope": "task_running", "scale": "c_n"}, "`scale` must be none with `scope` task_running, got 'c_n'"),
         ({"tie_tol": -1e-6}, "`tie_tol` must be in"),
     ],
 )

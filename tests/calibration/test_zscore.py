@@ -5,7 +5,7 @@ from lightning_rlvr.calibration.zscore import ZScoreCalibrator
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"ddof": 2}, "`ddof` must be 0 or 1, got 2"), ({"eps": -1.0}, "`eps` must not be negative, got -1.0")],
+    [({"ddof": 2}, "`ddof` must be 0 or 1, got 2"), ({"eps": -1.0}, "`eps` must be >= 0, got -1.0")],
 )
 def test_settings_out_of_range_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):

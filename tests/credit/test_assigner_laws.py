@@ -50,6 +50,10 @@ FACTORIES = [
     for i, factory in enumerate(EXAMPLES.get(name, [CREDIT_ASSIGNERS[name]]))
 ]
 every_assigner = pytest.mark.parametrize("factory", FACTORIES)
+every_conserving, every_row_local = (
+    pytest.mark.parametrize("factory", [factory for factory in FACTORIES if getattr(factory.values[0](), claim)])
+    for claim in ("conserves", "row_local")
+)
 LAW = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SEEDS = st.integers(0, 10_000)
 
@@ -112,13 +116,11 @@ def test_credit_is_finite_float32_and_exactly_zero_outside_the_mask(make_rollout
     assert (credit[~rollout.completion_mask] == 0).all()
 
 
-@every_assigner
+@every_conserving
 @LAW
 @given(seed=SEEDS)
 def test_conserving_assigners_keep_the_mean_of_every_row(make_rollout, factory, seed):
     assigner = factory()
-    if not assigner.conserves:
-        return
     rollout, advantages = make_case(make_rollout, assigner, seed)
     means = masked_mean(assigner.assign(rollout, advantages), rollout.completion_mask)
     assert_same(means, advantages * rollout.completion_mask.any(1))
@@ -145,13 +147,11 @@ def test_credit_follows_its_row(make_rollout, factory, seed):
     assert_same(credit, assigner.assign(rollout, advantages)[order][:, : credit.shape[1]])
 
 
-@every_assigner
+@every_row_local
 @LAW
 @given(seed=SEEDS)
 def test_row_local_assigners_give_a_row_alone_the_same_credit(make_rollout, factory, seed):
     assigner = factory()
-    if not assigner.row_local:
-        return
     rollout, advantages = make_case(make_rollout, assigner, seed)
     together = assigner.assign(rollout, advantages)
     for i in range(len(rollout)):

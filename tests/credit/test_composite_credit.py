@@ -5,6 +5,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
+from lightning_rlvr.calibration.sequential import SequentialCalibrator
 from lightning_rlvr.credit.base import CreditAssigner
 from lightning_rlvr.credit.entropy import EntropyCredit
 from lightning_rlvr.credit.evidence_contrast import EvidenceContrastCredit
@@ -56,10 +57,11 @@ def test_hooks_and_state_reach_the_members(compose):
     assert other.calls == ["restored", "restored"]
 
 
-def test_no_lightning_hook_is_left_out():
+@pytest.mark.parametrize("composite", [MixtureCredit, PermutedCredit, InvertedCredit, SequentialCalibrator])
+def test_no_lightning_hook_is_left_out(composite):
     hooks = [name for name in vars(Callback) if name.startswith("on_")]
     assert "on_load_checkpoint" in hooks
-    assert all(getattr(PermutedCredit, name) is not getattr(Callback, name) for name in [*hooks, "setup", "teardown"])
+    assert all(getattr(composite, name) is not getattr(Callback, name) for name in [*hooks, "setup", "teardown"])
 
 
 @pytest.mark.parametrize("compose", COMPOSITES)
@@ -70,6 +72,14 @@ def test_needs_and_claims_are_united(compose):
     assert compose("evidence_contrast").ablations == EvidenceContrastCredit().ablations
     assert not compose(Counting()).conserves
     assert not compose(Counting()).row_local
+
+
+def test_diagnostics_of_equal_name_are_kept_apart(make_rollout):
+    rollout = make_rollout(requires=["margin"])
+    wide, narrow = MarginCredit(lo=0.1, hi=0.9), MarginCredit(lo=0.4, hi=0.6)
+    logged = MixtureCredit([wide, narrow]).diagnostics(rollout)
+    assert logged["margin_score"].equal(wide.diagnostics(rollout)["margin_score"])
+    assert logged["margin_score_2"].equal(narrow.diagnostics(rollout)["margin_score"])
 
 
 @pytest.mark.parametrize("compose", COMPOSITES)

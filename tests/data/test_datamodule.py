@@ -1,3 +1,4 @@
+import inspect
 import json
 import warnings
 from types import SimpleNamespace
@@ -229,6 +230,53 @@ def test_ranks_share_the_problems(plain_tokenizer):
 def test_bad_settings_are_refused_when_made(options, message):
     with pytest.raises(ValueError, match=message):
         PromptDataModule(**{"train": Listed(["1"])} | options)
+
+
+WITH_A_LONG_ONE = ["1234567", *NUMBERS]
+OPTIONS = [
+    {"train": Listed(["x", "y"], ["a"])}, {"val": Listed([], ["d"], "other")}, {"prompts_per_step": 2},
+    {"val_prompts_per_step": 2}, {"template": PromptTemplate(user="{problem}=")}, {"max_prompt_length": 1},
+    {"data_seed": 1}, {"num_problems": 5}, {"val_problems": 2}, {"val_problems": 0}, {"longest_first": True},
+]  # fmt: skip
+ELSEWHERE = {"skip_bad_golds"}
+"""Tested above, with golds that are bad."""
+
+
+def shown(tokenizer, **options):
+    """Prompts of the batches of two epochs, and of validation."""
+    settings = {"train": Listed(WITH_A_LONG_ONE, ["a", "b", "c"]), "prompts_per_step": 4}
+    data = attach(PromptDataModule(**settings | options), tokenizer)
+    train = data.train_dataloader()
+    return [[batch.prompts for batch in loader] for loader in (train, train, data.val_dataloader())]
+
+
+@pytest.mark.filterwarnings("ignore:.*are longer than")
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options)))
+def test_every_option_changes_what_is_shown(plain_tokenizer, options):
+    assert shown(plain_tokenizer) == shown(plain_tokenizer) != shown(plain_tokenizer, **options)
+
+
+def test_every_option_is_in_the_table():
+    named = {name for options in OPTIONS for name in options} | ELSEWHERE
+    assert named == inspect.signature(PromptDataModule).parameters.keys()
+
+
+def test_validation_shows_what_its_options_say(plain_tokenizer):
+    def held_out(**options):
+        return shown(plain_tokenizer, **options)[-1]
+
+    assert held_out() == [("a", "b", "c")]
+    assert held_out(val_prompts_per_step=2) == [("a", "b"), ("c",)]
+    assert held_out(val=[Listed([], ["d"], "d"), Listed([], ["e"], "e")]) == [("d", "e")]
+    drawn = [held_out(val_problems=2, data_seed=seed) for seed in range(8)]
+    assert all(len(pair) == 2 and set(pair) < set("abc") for [pair] in drawn)
+    assert len({pair for [pair] in drawn}) > 1, "drawn by data seed"
+
+
+def test_every_epoch_can_begin_with_the_longest_prompt(plain_tokenizer):
+    for seed in range(5):
+        first, second, _ = shown(plain_tokenizer, longest_first=True, data_seed=seed)
+        assert all("1234567" in epoch[0] for epoch in (first, second))
 
 
 # --- verification ---

@@ -1,8 +1,11 @@
+import inspect
 import json
+from functools import partial
 
 import pytest
 
 from lightning_rlvr.data.sources import DatasetSource, Problem, ReasoningGymSource, SumsSource, shuffled
+from lightning_rlvr.data.templates import PromptTemplate
 from lightning_rlvr.verify.exact import ExactVerifier
 
 ROWS = [{"question": f"{i} + 1", "gold": str(i + 1), "level": i} for i in range(10)]
@@ -213,19 +216,103 @@ def test_bad_settings_are_refused_when_made(options, message):
         DatasetSource("toy.jsonl", **options)
 
 
+# --- every option has an effect ---
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A data set with two configurations, one of them with two splits, as it would lie on the hub."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    files = [{"split": split, "path": f"{split}.jsonl"} for split in ("train", "test")]
+    configs = [
+        {"config_name": "en", "data_files": files, "default": True},
+        {"config_name": "de", "data_files": "de.jsonl"},
+    ]
+    (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    write(folder, ROWS[:6], "train.jsonl")
+    write(folder, ROWS[6:], "test.jsonl")
+    write(folder, [row | {"question": f"{row['gold']} weniger 1"} for row in ROWS], "de.jsonl")
+    return folder
+
+
+COMMON = [{"task": "mine"}, {"template": PromptTemplate(user="{problem}=")}]
+GENERATED = [*COMMON, {"size": 3}, {"val_size": 1}]
+OPTIONS = {
+    SumsSource: [*GENERATED, {"verifier": "math"}, {"max_term": 9}],
+    ReasoningGymSource: [
+        *GENERATED, {"verifier": "exact"}, {"dataset": "basic_arithmetic"}, {"settings": {"min_terms": 5}},
+    ],
+    DatasetSource: [
+        *COMMON, {"verifier": "exact"}, {"path": "{folder}/de.jsonl"}, {"name": "de"}, {"split": "test"},
+        {"columns": {"problem": "gold", "answer": "question"}}, {"held_out": 2}, {"limit": 3},
+    ],
+}  # fmt: skip
+BASES = {
+    SumsSource: {"size": 5, "val_size": 4},
+    ReasoningGymSource: {"size": 5, "val_size": 4},
+    DatasetSource: {"path": "{folder}", "columns": COLUMNS},
+}
+
+
+def loaded(source):
+    """All that a data module takes from a source."""
+    problems = [source.load(split, 0) for split in ("train", "val")]
+    return problems, source.task, type(source.verifier), source.template
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        pytest.param(kind, options, id=f"{kind.__name__}-{next(iter(options))}")
+        for kind, table in OPTIONS.items()
+        for options in table
+    ],
+)
+def test_every_option_of_a_source_has_an_effect(folder, kind, options):
+    def make(**settings):
+        if "path" in settings:
+            settings["path"] = settings["path"].format(folder=folder)
+        return loaded(kind(**settings))
+
+    assert make(**BASES[kind]) == make(**BASES[kind]) != make(**BASES[kind] | options)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_every_option_of_a_source_is_in_the_table(kind):
+    assert {name for options in OPTIONS[kind] for name in options} == inspect.signature(kind).parameters.keys()
+
+
+def test_a_configuration_of_a_data_set_is_read_by_name(folder):
+    source = DatasetSource(str(folder), columns=COLUMNS, name="de")
+    assert source.load("train", 0)[0].problem == "1 weniger 1"
+
+
+def test_problems_carry_the_name_of_their_task(folder):
+    sources = {
+        "basic_arithmetic": partial(ReasoningGymSource, "basic_arithmetic", size=1),
+        "train": partial(DatasetSource, str(folder / "train.jsonl"), columns=COLUMNS),
+        "sums": partial(SumsSource, size=1),
+    }
+    for default, make in sources.items():
+        for source, name in ((make(), default), (make(task="mine"), "mine")):
+            problem = source.load("train", 0)[0]
+            assert source.task == problem.task == problem.id.partition("/")[0] == name
+
+
 def test_hub_without_network_is_one_sentence():
     with pytest.raises(ValueError, match=r"`path` 'no-one/nothing' \(name main, split 'train'\) cannot be loaded: "):
         DatasetSource("no-one/nothing", name="main").load("train", 0)
 
 
 def test_missing_package_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr("lightning_rlvr.data.sources.find_spec", lambda name: None)
+    monkeypatch.setattr("lightning_rlvr.checks.find_spec", lambda name: None)
     with pytest.raises(
         ImportError, match=r'ReasoningGymSource needs reasoning-gym: pip install "lightning-rlvr\[data\]"'
     ):
-        ReasoningGymSource()
+        ReasoningGymSource(verifier="exact")
     with pytest.raises(ImportError, match=r'needs datasets: pip install "lightning-rlvr\[data\]"'):
-        DatasetSource("no-one/nothing").load("train", 0)
+        DatasetSource("no-one/nothing", verifier="exact").load("train", 0)
 
 
 def test_verifier_may_be_an_instance():

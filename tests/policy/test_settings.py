@@ -9,7 +9,7 @@ from lightning_rlvr.policy.settings import LoraSettings, PolicySettings
     [
         ({"rank": 0}, r"`policy\.lora\.rank` must be positive, got 0"),
         ({"alpha": -1}, r"`policy\.lora\.alpha` must be positive, got -1"),
-        ({"target_modules": []}, "must name at least one module"),
+        ({"target_modules": []}, "must be the name of at least one module"),
         ({"init": "pissa"}, "must be True or 'gaussian', got 'pissa'"),
         ({"init": "pissa_niter_4"}, "pissa_niter_4"),
         ({"init": "olora"}, "olora"),
@@ -25,7 +25,7 @@ def test_adapters_that_cannot_work_are_refused(settings, message):  # WS-04
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name_or_path": ""}, "must not be empty"),
+        ({"name_or_path": ""}, "must be a model"),
         ({"name_or_path": "x", "dtype": "float16"}, "must be one of auto, float32, bfloat16, got 'float16'"),
         ({"name_or_path": "x", "dtype": "bfloat16", "lora": None}, "all weights train"),
         ({"name_or_path": "tiny", "dtype": "bfloat16"}, "the tiny models are float32"),

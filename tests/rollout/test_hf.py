@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from transformers import (
     GenerationConfig,
     Lfm2Config,

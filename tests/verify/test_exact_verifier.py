@@ -59,5 +59,5 @@ def test_bad_settings_name_the_choices():
         ValueError, match="`extract` must be one of boxed, last_line, last_number, all, got 'lastline'"
     ):
         ExactVerifier(extract="lastline")
-    with pytest.raises(ValueError, match="`after` must not be empty"):
+    with pytest.raises(ValueError, match="`after` must be some text"):
         ExactVerifier(after="")
