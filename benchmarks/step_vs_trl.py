@@ -25,6 +25,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningCLI
 from rich.table import Table
 
+from lightning_rlvr.checks import require_package
+
 OURS = "lightning_rlvr"
 NEVER = -1
 """An id that no token has: completions that only it can end are all as long as the budget."""
@@ -323,6 +325,7 @@ def main() -> None:
     parser.add_argument("--trl", nargs="+", default=["8x4", "32x1"], help="batch x accumulation of TRL's arms")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "step_vs_trl.json")
     options = parser.parse_args()
+    require_package("trl", "trl", "bench", "step_vs_trl.py")
     names = [OURS, *(f"trl {setting}" for setting in options.trl)]
     dtype = options.dtype
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}

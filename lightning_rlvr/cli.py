@@ -33,7 +33,7 @@ from lightning_rlvr.messages import RunParser, explained
 from lightning_rlvr.module import RLVRModule
 from lightning_rlvr.monitoring.checkpoint import AtomicCheckpointIO, RunCheckpoint
 from lightning_rlvr.monitoring.progress import StepProgress
-from lightning_rlvr.monitoring.run_folder import RunFolder, RunLogger, run_folder
+from lightning_rlvr.monitoring.run_folder import RunFolder, RunLogger, run_folder, unused
 from lightning_rlvr.monitoring.samples import SampleWriter
 from lightning_rlvr.plugins import load_plugins
 from lightning_rlvr.registry import Registry
@@ -63,18 +63,26 @@ def _settings_of_former_class_dropped() -> Iterator[None]:
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Keeps the resolved configuration with the run; a resumed run adds its own beside the first."""
+    """Keeps the resolved configuration with the run; a resumed run adds its own beside the first.
+
+    A run that trains writes it once its checkpoint is loaded: one that is refused leaves no trace in the folder.
+    """
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            self._keep(trainer, pl_module, stage)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._keep(trainer, pl_module, "fit")
+
+    def _keep(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         folder = run_folder(trainer)
         if folder is None:
             return
         if trainer.is_global_zero:
-            number = 1
-            while (folder / self.config_filename).exists():
-                self.config_filename = f"config.resume-{number}.yaml"
-                number += 1
+            self.config_filename = unused(folder / self.config_filename).name
         super().setup(trainer, pl_module, stage)
 
     @override
@@ -141,10 +149,18 @@ class RLVRCLI(LightningCLI):
             raise ValueError(explained(str(error))) from error
 
     @override
+    def _parse_ckpt_path(self) -> None:
+        # Lightning would let the hyper-parameters of a checkpoint win over flags; ours hold none
+        checkpoint = self.config[self.config.subcommand]["ckpt_path"] if "subcommand" in self.config else None
+        if checkpoint is not None:
+            _step_of(checkpoint)
+
+    @override
     def before_instantiate_classes(self) -> None:
         checkpoint = self._get(self.config, "ckpt_path")
-        if checkpoint is not None and not Path(checkpoint).is_file():
-            raise ValueError(f"`ckpt_path` must be a checkpoint file, got {str(checkpoint)!r}")
+        name = self._get(self.config, "name")
+        if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"`name` must be the name of a folder below `runs_dir`, got {name!r}")
         if checkpoint is not None and self.subcommand == "fit":
             step, last = _step_of(checkpoint), self._get(self.config, "trainer")["max_steps"]
             if 0 < last <= step:
@@ -197,7 +213,16 @@ class RLVRCLI(LightningCLI):
 
 
 def _step_of(checkpoint: str | Path) -> int:
-    return int(torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")["global_step"])
+    if not Path(checkpoint).is_file():
+        raise ValueError(f"`ckpt_path` must be a checkpoint file, got {str(checkpoint)!r}")
+    try:
+        return int(torch.load(checkpoint, weights_only=True, map_location="cpu")["global_step"])
+    except Exception as error:  # torch raises whatever the bytes of another file lead to
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"`ckpt_path` must be a checkpoint that a run saved, got {str(checkpoint)!r} "
+            f"({type(error).__name__}: {reason})"
+        ) from error
 
 
 def _path(plugin: type) -> str:

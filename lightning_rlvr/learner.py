@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,6 +64,10 @@ class Learner:
         self.flops = 0.0
         self.num_minibatches = self.settings.num_minibatches
         """Optimizer steps in each pass: fewer than the setting where a short batch has fewer prompts."""
+        self.num_updates = 0
+        last = module.trainer.max_steps
+        self.max_updates = last - module.trainer.global_step if last >= 0 else math.inf
+        """Training may end within a rollout: short batches make the steps of an epoch no multiple of the setting."""
         optimizer = module.optimizers()
         assert not isinstance(optimizer, list)
         self.optimizer = optimizer
@@ -94,7 +99,8 @@ class Learner:
             self._assign_all()
         for iteration in range(self.settings.num_iterations):
             for rows in self._minibatches(iteration):
-                self._update(rows, single_pass)
+                if self.num_updates < self.max_updates:
+                    self._update(rows, single_pass)
         if single_pass:
             self._complete(self.forwarded)
         self._log()
@@ -223,11 +229,13 @@ class Learner:
         if not bool(norm.isfinite()):
             raise FloatingPointError(
                 f"gradient norm is {float(norm)} at optimizer step {self.module.trainer.global_step}; the weights "
-                f"were left as they are. Lower `optimizer.learning_rate`, or check the model's dtype."
+                f"were left as they are. Lower `optimizer.learning_rate`, or check the size of the rewards and the "
+                f"model's dtype."
             )
         self.metrics.maximum("policy/grad_norm", norm)
         self.metrics.maximum("policy/learning_rate", float(self.optimizer.param_groups[0]["lr"]))
         self.optimizer.step()
+        self.num_updates += 1
         schedule = self.module.lr_schedulers()
         assert isinstance(schedule, torch.optim.lr_scheduler.LRScheduler)
         schedule.step()
@@ -236,7 +244,7 @@ class Learner:
 
     def _count(self, terms: Objective, mask: Tensor, counts: bool, approximate_kl: Tensor) -> None:
         mask = mask & counts  # one that keeps step logs nothing, under the names of all ranks
-        updates = self.settings.num_iterations * self.num_minibatches
+        updates = min(self.settings.num_iterations * self.num_minibatches, self.max_updates)
         for name in self._loss_terms():
             self.metrics.total(f"loss/{name}", getattr(terms, name).detach() * counts / updates)
         self.metrics.mean("policy/clipped_low", terms.tokens.clipped_low.float(), mask)

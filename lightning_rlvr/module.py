@@ -86,7 +86,7 @@ class RLVRModule(LightningModule):
         self.optimizer_settings = optimizer
         self.evaluation_settings = evaluation
         self.progress = Progress()
-        self._loaded_step = 0
+        self._loaded_step = self._loaded_max_steps = 0
         names = ("accuracy", "reward", "length", "truncated", "no_answer")
         self._evaluated = MetricCollection(
             {name: MeanMetric() for name in names}, prefix="eval/", compute_groups=False
@@ -198,7 +198,7 @@ class RLVRModule(LightningModule):
     def _check_positions(self, split: Split, completion: int) -> None:
         positions = getattr(self.policy.model.config.get_text_config(), "max_position_embeddings", None)
         prompt = self.datamodule.longest_prompt(split)
-        if positions is not None and prompt + completion > positions:
+        if positions is not None and prompt and prompt + completion > positions:
             raise ValueError(
                 f"the longest prompt and `max_completion_length` must fit into the {positions} positions of "
                 f"{self.policy_settings.name_or_path}, got {prompt} + {completion} tokens"
@@ -207,14 +207,16 @@ class RLVRModule(LightningModule):
     @override
     def on_fit_start(self) -> None:
         self._check_positions("train", self.rollout_settings.max_completion_length)
+        self._check_positions("val", self.max_evaluated_length)
 
     @override
     def on_validation_start(self) -> None:
         self._check_positions("val", self.max_evaluated_length)
+        self._evaluated.reset()  # not after use, in inference mode: its states would be of no use to a later `fit`
 
     @override
     def on_test_start(self) -> None:
-        self._check_positions("val", self.max_evaluated_length)
+        self.on_validation_start()
 
     @property
     def max_evaluated_length(self) -> int:
@@ -226,6 +228,12 @@ class RLVRModule(LightningModule):
         # a checkpoint brings its own optimizer settings along; those of now win
         settings, schedule = self.optimizer_settings, self.lr_schedulers()
         assert isinstance(schedule, LambdaLR)
+        length = self._loaded_max_steps or self.trainer.max_steps
+        if settings.lr_scheduler != "constant" and length != self.trainer.max_steps:
+            rank_zero_warn(
+                f"the {settings.lr_scheduler} schedule of the learning rate was {length} steps long and is now "
+                f"stretched to `trainer.max_steps` = {self.trainer.max_steps}: the rate jumps"
+            )
         schedule.base_lrs = [settings.learning_rate] * len(schedule.base_lrs)
         for group, factor in zip(schedule.optimizer.param_groups, schedule.lr_lambdas, strict=True):
             group["initial_lr"] = settings.learning_rate
@@ -299,6 +307,12 @@ class RLVRModule(LightningModule):
             rank_zero_warn(f"no completion of this rollout could be scored ({first.status}: {first.reason})")
         if self.loss_settings.mask_truncated_completions and scalars["completion/truncated"] == 1:
             rank_zero_warn("every completion of this rollout was truncated and masked: it contributes no gradient")
+        mass_error = scalars.get("credit/mass_error", 0.0)  # nothing is said of it where no row got credit
+        if self.assigner.conserves and mass_error > 1e-3 * max(1.0, scalars["advantage/abs_max"]):
+            rank_zero_warn(
+                f"{type(self.assigner).__name__} claims to conserve, but the mean credit of a completion is off its "
+                f"advantage by {mass_error:.3g}; mend it, or set `conserves = False`"
+            )
         sampled = scalars.pop("sampled_tokens")
         scalars["time/tokens_per_second"] = sampled / max(scalars["time/rollout"], 1e-9)
         self.progress.rollouts += 1
@@ -374,9 +388,8 @@ class RLVRModule(LightningModule):
 
     def _log_evaluation(self) -> None:
         scalars = {name: float(value) for name, value in self._evaluated.compute().items()}
-        self._evaluated.reset()
         step = max(self.trainer.global_step, self._loaded_step)  # Lightning restores the former for `fit` only
-        self.log_dict(scalars | {"step": float(step)})  # "step" is the x-axis, not a metric
+        self.log_dict(scalars | {"step": float(step)}, sync_dist=True)  # "step" is the x-axis, not a metric
 
     # --- checkpoints: what trains, what was consumed, and every random state ---
 
@@ -384,6 +397,7 @@ class RLVRModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["state_dict"] = self.policy.trainable_state_dict()
         checkpoint["progress"] = vars(self.progress)
+        checkpoint["max_steps"] = self.trainer.max_steps
         name, keys, *rest = np.random.get_state()
         assert isinstance(keys, np.ndarray)
         checkpoint["random_states"] = {
@@ -399,6 +413,7 @@ class RLVRModule(LightningModule):
         checkpoint["state_dict"] = {}
         self.progress = Progress(**checkpoint["progress"])
         self._loaded_step = int(checkpoint["global_step"])
+        self._loaded_max_steps = int(checkpoint["max_steps"])
         states = checkpoint["random_states"]
         torch.set_rng_state(states["torch"])
         if states["cuda"] is not None and self.device.type == "cuda":

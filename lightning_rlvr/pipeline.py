@@ -77,6 +77,11 @@ def collect(
             f"{type(engine).__name__} must return one non-empty completion for each of {len(seeds)} rows, got "
             f"{int(completions.completion_mask.any(1).sum())} (prompts: {', '.join(prompts.problem_ids)})"
         )
+    if not bool(completions.logprobs[completions.completion_mask].isfinite().all()):
+        raise FloatingPointError(
+            f"the log-probs of {type(engine).__name__} must be finite, got "
+            f"{completions.logprobs[~completions.logprobs.isfinite()][0].item()}; check the model's weights and dtype"
+        )
     texts = decode(policy, completions)
     sampled = time.perf_counter()
     verdicts = verify(prompts, completions, texts)
@@ -148,6 +153,8 @@ def assign(assigner: CreditAssigner, rollout: Rollout, advantages: Tensor) -> Te
 
 def _checked(plugin: RewardCalibrator | CreditAssigner, method: str, values: Tensor, like: Tensor) -> Tensor:
     name = f"`{type(plugin).__name__}.{method}`"
+    if not isinstance(values, Tensor):
+        raise TypeError(f"{name} must return a tensor, got {type(values).__name__}")
     if values.shape != like.shape or values.dtype != torch.float32:
         raise ValueError(
             f"{name} must return float32 of shape {list(like.shape)}, got {values.dtype} of shape {list(values.shape)}"

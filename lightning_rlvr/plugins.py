@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -112,6 +113,10 @@ def unite_needs(
         ValueError: A plug-in requires a statistic that nobody registered.
     """
     for plugin in (calibrator, assigner):
+        if not isinstance(plugin.requires, AbstractSet):
+            raise TypeError(
+                f"`{type(plugin).__name__}.requires` must be a frozenset of names, got {plugin.requires!r}"
+            )
         unknown = sorted(name for name in plugin.requires if name not in TOKEN_STATISTICS)
         if unknown:
             raise ValueError(

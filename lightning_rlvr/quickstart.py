@@ -67,7 +67,7 @@ def _table(before: Mapping[str, float], after: Mapping[str, float], problems: in
         ("truncated", "truncated, share"),
         ("no_answer", "without an answer, share"),
     ):
-        values = [run[f"eval/{name}"] for run in (before, after)]
+        values = [round(run[f"eval/{name}"], 2) for run in (before, after)]
         table.add_row(label, *(f"{value:.2f}" for value in values), f"{values[1] - values[0]:+.2f}")
     return table
 
@@ -91,9 +91,7 @@ def _plot(folder: Path, before: float, after: float) -> Path:
         axes.set(xlabel="optimizer step", title=label)
         axes.spines[["top", "right"]].set_visible(False)
     last = events.Scalars("reward/mean")[-1].step
-    reward.plot(
-        [0, last], [before, after], "o", color="C1", label="held-out accuracy (unseen, hence fewer small numbers)"
-    )
+    reward.plot([0, last], [before, after], "o", color="C1", label="held-out accuracy")
     reward.set_ylim(0, 1)
     reward.legend(frameon=False)
     path = folder / "quickstart.png"

@@ -37,7 +37,7 @@ class RolloutSettings:
     def __post_init__(self) -> None:
         require(self.num_generations >= 2, "rollout.num_generations", "at least 2", self.num_generations)
         require(self.max_completion_length >= 1, "rollout.max_completion_length", ">= 1", self.max_completion_length)
-        require(self.temperature > 0, "rollout.temperature", "positive while training", self.temperature)
+        require(self.temperature >= 1e-4, "rollout.temperature", "positive (>= 1e-4) while training", self.temperature)
         reason = "while training (a filter would make the log-probs those of another distribution)"
         require(self.top_p == 1.0, "rollout.top_p", f"1 {reason}", self.top_p)
         require(self.top_k == 0, "rollout.top_k", f"0 {reason}", self.top_k)

@@ -3,16 +3,23 @@
 import errno
 import json
 import re
+from dataclasses import replace
 
+import numpy
 import pytest
-from command_line import SMALL, TINY, error, fit, fit_error, main, sums
+import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Trainer
-from runs import make_module, scalars
 
+from command_line import SMALL, TINY, error, fit, fit_error, main, sums
+from lightning_rlvr.credit.uniform import UniformCredit
 from lightning_rlvr.data.datamodule import PromptDataModule
 from lightning_rlvr.data.sources import DatasetSource, SumsSource
 from lightning_rlvr.data.templates import PromptTemplate
+from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict, Verifier
+from lightning_rlvr.verify.function import FunctionVerifier
+from runs import OneToken, make_module, scalars
+from runs import fit as fit_in_python
 
 
 def raises(**columns):
@@ -62,7 +69,7 @@ def source(path, **settings):
         (["--model.rollout.top_p=0.9"], r"`rollout.top_p` must be 1 while training .*, got 0.9"),
         (["--model.rollout.top_k=5"], r"`rollout.top_k` must be 0 while training .*, got 5"),
         (["--model.rollout.repetition_penalty=1.1"], r"`rollout.repetition_penalty` must be 1 .*, got 1.1"),
-        (["--model.rollout.temperature=0"], r"`rollout.temperature` must be positive while training, got 0.0"),
+        (["--model.rollout.temperature=0"], r"`rollout.temperature` must be positive .* while training, got 0.0"),
         (["--model.loss.loss_type=ppo"], r"`loss.loss_type` must be one of bnpo, .*, got 'ppo'"),
         (["--credit.lo=0.9"], r"`lo, hi` must be thresholds with 0 <= lo < hi <= 1, got \(0.9, 0.8\)"),
         (["--model.rollout.engine=vlm"], r"unknown rollout engine 'vlm'; choices: .*hf.*"),
@@ -216,3 +223,74 @@ def test_a_held_out_problem_longer_than_the_model_is_refused(tmp_path):
     trainer = Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu")
     with pytest.raises(ValueError, match=r"must fit into the 512 positions of tiny_untrained, got 5\d\d \+ 8 tokens"):
         trainer.validate(make_module(), datamodule=data)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04"])
+def test_a_file_that_is_no_checkpoint_is_named(tmp_path, capsys, content):
+    file = tmp_path / "some.ckpt"
+    file.write_bytes(content)
+    for command in ("fit", "validate"):
+        sentence = error(capsys, command, "-c", TINY, *SMALL, "--runs_dir", tmp_path, "--ckpt_path", file)
+        assert sentence.startswith(f"rlvr: `ckpt_path` must be a checkpoint that a run saved, got '{file}'")
+
+
+@pytest.mark.parametrize("name", ["../away", "/tmp/away", ""])
+def test_the_name_of_a_run_stays_below_its_folder(capsys, name):
+    assert "`name` must be the name of a folder" in error(capsys, "fit", "-c", TINY, *SMALL, f"--name={name}")
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path, capsys):
+    folder = fit(tmp_path, "--checkpoint.keep_all=true", "--checkpoint.every_n_steps=1", "--trainer.max_steps=3")
+    before = {path for path in folder.rglob("*") if "tfevents" not in path.name}
+    flags = ["--ckpt_path", folder / "checkpoints" / "step=1.ckpt", "--data.prompts_per_step=4"]
+    sentence = error(capsys, "fit", "-c", TINY, *SMALL, "--runs_dir", tmp_path, "--trainer.max_steps=3", *flags)
+    assert "`prompts_per_step` must be 2" in sentence
+    assert {path for path in folder.rglob("*") if "tfevents" not in path.name} == before
+    assert list(scalars(folder)["reward/mean"]) == [1, 2, 3]
+
+
+def test_sizes_of_evaluation_are_checked_before_training(tmp_path, capsys):
+    sentence = fit_error(capsys, tmp_path, "--model.evaluation.max_completion_length=600")
+    assert "must fit into the 512 positions" in sentence
+
+
+@pytest.mark.parametrize("gold", [float("nan"), ["1", "2"], {"a": 1}, "  "])
+@pytest.mark.parametrize("verifier", ["exact", "math"])
+def test_a_gold_that_nothing_can_match_is_a_data_error(gold, verifier):
+    assert VERIFIERS[verifier]().check_columns({"answer": gold}).startswith("`answer` ")
+
+
+def test_a_state_that_could_never_be_loaded_is_refused_before_training(tmp_path):
+    class Remembering(UniformCredit):
+        def state_dict(self):
+            return {"mean": numpy.zeros(2)}
+
+    with pytest.raises(TypeError, match=r"the state of .*Remembering must hold tensors and plain Python only"):
+        fit_in_python(tmp_path, credit=Remembering())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_an_engine_without_finite_log_probs_is_refused(tmp_path, value):
+    class Broken(OneToken):
+        def generate(self, *arguments):
+            completions = super().generate(*arguments)
+            return replace(completions, logprobs=torch.full_like(completions.logprobs, value))
+
+    with pytest.raises(FloatingPointError, match=r"the log-probs of Broken must be finite, got (nan|-inf)"):
+        fit_in_python(tmp_path, module=make_module(rollout={"engine": Broken()}))
+
+
+def test_verdicts_are_checked_where_they_come_from(tmp_path):
+    class Few(Verifier):
+        def verify(self, attempts):
+            return [Verdict(status="correct", reward=1.0)]
+
+    data = PromptDataModule(SumsSource(size=12, val_size=0, verifier=Few()), val_problems=0, max_prompt_length=32)
+    with pytest.raises(TypeError, match="Few must return one Verdict for each of"):
+        fit_in_python(tmp_path, data=data)
+    with pytest.raises(ValueError, match=r"`status` must be one of correct, .*, got 'right'"):
+        Verdict(status="right", reward=1.0)
+    with pytest.raises(ValueError, match="must return a list of 1 numbers, got dict"):
+        FunctionVerifier(lambda **columns: {"reward": 1.0}).verify(
+            [Attempt(prompt="", completion="", completion_ids=(), truncated=False, columns={})]
+        )

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from runs import scalars
 
 pytestmark = pytest.mark.slow

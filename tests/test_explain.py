@@ -1,8 +1,8 @@
 """`rlvr explain` says what would be done, without doing it."""
 
 import pytest
-from command_line import CONFIGS, parse
 
+from command_line import CONFIGS, parse
 from lightning_rlvr import module
 from lightning_rlvr.cli import main
 from lightning_rlvr.explain import explain

@@ -5,12 +5,12 @@ differ by rounding only, as long as no sampled token flips.
 """
 
 import pytest
-from runs import fit, make_data, make_module, scalars
 
 from lightning_rlvr.calibration.ot_normal import OTNormalCalibrator
 from lightning_rlvr.calibration.zscore import ZScoreCalibrator
 from lightning_rlvr.credit.evidence_contrast import EvidenceContrastCredit
 from lightning_rlvr.credit.margin import MarginCredit
+from runs import fit, make_data, make_module, scalars
 
 METHODS = {
     "mcpo": lambda: (ZScoreCalibrator(), MarginCredit(lo=0.0, hi=0.05)),

@@ -7,12 +7,12 @@ import sys
 import textwrap
 
 import pytest
-from command_line import SMALL, TINY, parse
-from runs import scalars
 
+from command_line import SMALL, TINY, parse
 from lightning_rlvr.credit.base import CREDIT_ASSIGNERS, CreditAssigner
 from lightning_rlvr.credit.margin import MarginCredit
 from lightning_rlvr.registry import Registry
+from runs import scalars
 
 PACKAGE = '''
 """A package that knows lightning_rlvr; lightning_rlvr does not know it."""

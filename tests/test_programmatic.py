@@ -2,7 +2,6 @@
 
 import pytest
 from lightning.pytorch import Trainer
-from runs import make_data, make_module
 
 from lightning_rlvr.calibration.ot_normal import OTNormalCalibrator
 from lightning_rlvr.calibration.zscore import ZScoreCalibrator
@@ -14,6 +13,7 @@ from lightning_rlvr.data.datamodule import PromptDataModule
 from lightning_rlvr.data.sources import SumsSource
 from lightning_rlvr.module import RLVRModule
 from lightning_rlvr.policy.settings import PolicySettings
+from runs import make_data, make_module
 
 
 def trainer(folder, *callbacks, **settings):

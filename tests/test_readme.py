@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import parse, sums
 from lightning.pytorch import Trainer
-from runs import scalars
 
+from command_line import parse, sums
 from lightning_rlvr.policy import loading
 from lightning_rlvr.policy.tiny import tiny_folder
+from runs import scalars
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
-from runs import fit, make_data, make_module, same_weights, scalars
 
 from lightning_rlvr.calibration.ot_normal import OTNormalCalibrator
 from lightning_rlvr.credit.evidence_contrast import EvidenceContrastCredit
@@ -16,6 +15,7 @@ from lightning_rlvr.credit.margin import MarginCredit
 from lightning_rlvr.monitoring.checkpoint import AtomicCheckpointIO
 from lightning_rlvr.monitoring.run_folder import RunLogger
 from lightning_rlvr.policy.settings import LoraSettings
+from runs import fit, make_data, make_module, same_weights, scalars
 
 
 def plan(**loss):
@@ -120,3 +120,11 @@ def test_an_evaluated_checkpoint_is_plotted_at_its_own_step(tmp_path):
     checkpoint = Path(folder) / "checkpoints" / "last.ckpt"
     trainer.validate(make_module(), datamodule=make_data(), ckpt_path=checkpoint, verbose=False, weights_only=True)
     assert list(scalars(trainer.log_dir)["eval/accuracy"]) == [2]
+
+
+def test_a_stretched_schedule_is_reported(tmp_path):
+    optimizer = {"lr_scheduler": "linear"}
+    _, _, folder = fit(tmp_path, module=make_module(optimizer=optimizer), max_steps=2)
+    checkpoint = Path(folder) / "checkpoints" / "last.ckpt"
+    with pytest.warns(UserWarning, match="the linear schedule of the learning rate was 2 steps long"):
+        fit(tmp_path, module=make_module(optimizer=optimizer), max_steps=4, ckpt_path=checkpoint)

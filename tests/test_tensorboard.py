@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from command_line import fit
-from runs import Recorder, make_data, make_module, scalars
-from runs import fit as fit_in_python
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugin_util import markdown_to_safe_html
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from command_line import fit
 from lightning_rlvr.credit.margin import MarginCredit
 from lightning_rlvr.monitoring.run_folder import RunFolder, RunLogger
 from lightning_rlvr.monitoring.samples import SampleWriter, _rendered
+from runs import Recorder, make_data, make_module, scalars
+from runs import fit as fit_in_python
 
 TAGS = {
     "reward/mean", "reward/group_std", "reward/unscored", "reward/max", "advantage/mean", "advantage/rms",

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from runs import digit_share, fit, make_data, make_module, same_weights, scalars
 
 from lightning_rlvr.calibration.centered import CenteredCalibrator
 from lightning_rlvr.calibration.zscore import ZScoreCalibrator
@@ -17,6 +16,7 @@ from lightning_rlvr.functional.losses import LOSS_TYPES
 from lightning_rlvr.functional.statistics import TOKEN_STATISTICS
 from lightning_rlvr.monitoring.run_folder import RunLogger
 from lightning_rlvr.policy.loading import load_policy
+from runs import digit_share, fit, make_data, make_module, same_weights, scalars
 
 
 def textbook_loss(model, record, num_generations):
@@ -400,3 +400,33 @@ def test_a_short_batch_makes_no_empty_optimizer_steps(tmp_path, loss_type):
     module, recorder, _ = fit(tmp_path, module=make_module(loss={"num_minibatches": 4}), data=data, max_steps=12)
     assert module.trainer.global_step >= 12
     assert [len(record.collection.prompts) for record in recorder.records][:3] == [5, 5, 2]
+
+
+def test_validation_may_come_before_training(tmp_path):
+    trainer = Trainer(
+        logger=False, callbacks=[ZScoreCalibrator(), UniformCredit()], max_epochs=1, limit_train_batches=1,
+        accelerator="cpu", enable_progress_bar=False, enable_checkpointing=False,
+    )  # fmt: skip
+    module, data = make_module(), make_data()
+    [before] = trainer.validate(module, datamodule=data, verbose=False)
+    trainer.fit(module, datamodule=data)
+    assert before.keys() <= {name: float(value) for name, value in trainer.callback_metrics.items()}.keys()
+
+
+@pytest.mark.parametrize(("num_iterations", "max_steps"), [(1, 8), (2, 16)])
+def test_training_ends_at_max_steps_whatever_the_batches(tmp_path, num_iterations, max_steps):
+    """12 problems in batches of 5 with 4 minibatches: 4, 4 and 2 steps a pass."""
+    loss = {"num_minibatches": 4, "num_iterations": num_iterations, "entropy_coef": 0.01}
+    data = make_data(prompts_per_step=5, num_problems=7)
+    module, recorder, _ = fit(tmp_path, module=make_module(loss=loss), data=data, max_steps=max_steps)
+    assert module.trainer.global_step == max_steps
+    assert recorder.metrics[-1]["loss/entropy"] == pytest.approx(recorder.metrics[-1]["policy/entropy"], rel=0.2)
+
+
+def test_a_false_claim_to_conserve_is_reported(tmp_path):
+    class Threefold(UniformCredit):
+        def assign(self, rollout, advantages):
+            return 3 * super().assign(rollout, advantages)
+
+    with pytest.warns(UserWarning, match="Threefold claims to conserve, but the mean credit of a completion is off"):
+        fit(tmp_path, credit=Threefold(), max_steps=1)

@@ -187,7 +187,10 @@ class PromptDataModule(LightningDataModule):
             )
         verdicts: dict[int, Verdict] = {}
         for task, rows in rows_of_task.items():
-            judged = self._sources[task].verifier.verify([attempts[row] for row in rows]) if rows else []
+            verifier = self._sources[task].verifier
+            judged = verifier.verify([attempts[row] for row in rows]) if rows else []
+            if len(judged) != len(rows) or not all(isinstance(verdict, Verdict) for verdict in judged):
+                raise TypeError(f"{type(verifier).__name__} must return one Verdict for each of {len(rows)} attempts")
             verdicts |= zip(rows, judged, strict=True)
         return [verdicts[row] for row in range(len(attempts))]
 

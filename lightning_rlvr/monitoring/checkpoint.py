@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+from io import BytesIO
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
+import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from typing_extensions import override
 
 from lightning_rlvr.checks import require
 from lightning_rlvr.module import RLVRModule
 from lightning_rlvr.monitoring.run_folder import run_folder
+from lightning_rlvr.plugins import find_all
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -23,6 +27,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
+        for name, state in checkpoint.get("callbacks", {}).items():
+            check_state(name, state)
         target = Path(path)
         partial = target.with_name(f".{target.name}.partial")
         try:
@@ -32,6 +38,29 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             partial.unlink(missing_ok=True)
             message = f"could not save the checkpoint ({error.strerror or error}); earlier ones are intact"
             raise OSError(error.errno, message, str(path)) from error
+
+
+def check_state(name: str, state: Any) -> None:
+    """Refuse the state of a plug-in that could be saved but never loaded.
+
+    Raises:
+        TypeError: It holds something else than tensors and plain Python.
+
+    Example:
+        >>> check_state("MyCredit", {"seen": {1, 2}, "mean": torch.zeros(2)})
+        >>> import numpy
+        >>> check_state("MyCredit", {"mean": numpy.zeros(2)})
+        Traceback (most recent call last):
+            ...
+        TypeError: the state of MyCredit must hold tensors and plain Python only, got {'mean': array([0., 0.])}
+    """
+    saved = BytesIO()
+    torch.save(state, saved)
+    saved.seek(0)
+    try:
+        torch.load(saved, weights_only=True)
+    except UnpicklingError as error:
+        raise TypeError(f"the state of {name} must hold tensors and plain Python only, got {state!r}") from error
 
 
 class RunCheckpoint(Checkpoint):
@@ -53,6 +82,11 @@ class RunCheckpoint(Checkpoint):
         self.save_adapter = save_adapter
         self.save_merged = save_merged
         self._saved_step = 0
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for plugin in find_all(trainer, Callback):
+            check_state(plugin.state_key, plugin.state_dict())
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

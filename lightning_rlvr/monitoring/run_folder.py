@@ -17,6 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard.summary import hparams
 from typing_extensions import override
 
@@ -65,13 +66,16 @@ class RunFolder(Callback):
         self._rewards, self._accuracy = list(state_dict["rewards"]), state_dict["accuracy"]
 
     @override
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, RunLogger):
+                logger.void_later_steps()
         folder = run_folder(trainer)
         if not trainer.is_global_zero or folder is None or not isinstance(pl_module, RLVRModule):
             return
         folder.mkdir(parents=True, exist_ok=True)
         data = pl_module.datamodule
-        _write_json(folder / "environment.json", environment() | {"data_hash": data.data_hash})
+        _write_json(unused(folder / "environment.json"), environment() | {"data_hash": data.data_hash})
         _write_json(folder / "problems.json", {"data_seed": data.data_seed, "ids": data.problem_ids})
         experiment, start, _ = self._hparams()
         for writer in _writers(trainer):
@@ -107,6 +111,20 @@ class RunFolder(Callback):
         columns = dict.fromkeys((FINAL_REWARD, FINAL_ACCURACY), 0.0)
         summaries: tuple[Any, Any, Any] = hparams(flat_settings(self.settings), columns)
         return summaries
+
+
+def unused(path: Path) -> Path:
+    """The path, or the first of ``name.resume-1.suffix``, ``name.resume-2.suffix``, ... that does not exist yet.
+
+    Example:
+        >>> unused(Path("no_such_folder/config.yaml")).name
+        'config.yaml'
+    """
+    number, free = 0, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.stem}.resume-{number}{path.suffix}")
+    return free
 
 
 def _writers(trainer: Trainer) -> list[Any]:
@@ -153,7 +171,7 @@ def environment() -> dict[str, Any]:
         "command": sys.argv,
         "packages": {name: _version(name) for name in _PACKAGES},
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain")),
+        "git_dirty": None if (changes := _git("status", "--porcelain")) is None else bool(changes),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
     }
@@ -199,7 +217,15 @@ class RunLogger(TensorBoardLogger):
         version: int | str | None = None,
         purge_step: int | None = None,
     ) -> None:
-        super().__init__(save_dir=save_dir, name=name, version=version, default_hp_metric=False, purge_step=purge_step)
+        super().__init__(save_dir=save_dir, name=name, version=version, default_hp_metric=False)
+        self.purge_step = purge_step
+
+    @rank_zero_only
+    def void_later_steps(self) -> None:
+        """Take back what went beyond the checkpoint, once it is loaded: a refused run must change nothing."""
+        if self.purge_step is not None:
+            writer = self.experiment._get_file_writer()
+            writer.add_event(Event(step=self.purge_step, session_log=SessionLog(status=SessionLog.START)))
 
     @override
     @rank_zero_only

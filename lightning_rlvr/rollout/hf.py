@@ -162,7 +162,7 @@ def _draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor,
         cumulative = probs.cumsum(-1)
         total = cumulative[:, -1:]  # 1 up to rounding: the number is scaled to it, and kept below it
         threshold = torch.minimum((uniforms[:, None] * total).float(), total.nextafter(torch.zeros_like(total)))
-        tokens = torch.searchsorted(cumulative, threshold, right=True)
+        tokens = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)  # NaN logits
     else:
         tokens = logits.argmax(-1, keepdim=True)
     return tokens.squeeze(1), probs.gather(1, tokens).squeeze(1).log()

@@ -39,6 +39,32 @@ def final_answer(completion: str, *, truncated: bool) -> str | None:
     return answer or None
 
 
+def gold_of(columns: Mapping[str, Any]) -> Any:
+    """The gold answer of a row; a list of one is that one.
+
+    Example:
+        >>> gold_of({"answer": ["3"]})
+        '3'
+    """
+    gold = columns["answer"]
+    return gold[0] if isinstance(gold, (list, tuple)) and len(gold) == 1 else gold
+
+
+def gold_complaint(columns: Mapping[str, Any]) -> str | None:
+    """What is wrong with the gold answer of a row, so that no completion could ever match it; None if nothing is.
+
+    Example:
+        >>> gold_complaint({"answer": float("nan")}), gold_complaint({"answer": 12})
+        ('`answer` must be text or a finite number, got nan', None)
+    """
+    if "answer" not in columns:
+        return f"`columns` must hold 'answer', got {', '.join(columns) or 'none'}"
+    gold = gold_of(columns)
+    if not isinstance(gold, (str, int, float)) or (isinstance(gold, float) and not math.isfinite(gold)):
+        return f"`answer` must be text or a finite number, got {gold!r}"
+    return None if str(gold).strip() else "`answer` is empty"
+
+
 def last_line(completion: str, *, truncated: bool) -> str | None:
     r"""The last line that is not blank; None if there is none, or if the completion was cut off inside it.
 

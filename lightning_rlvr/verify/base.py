@@ -39,6 +39,8 @@ class Verdict:
     """One line for people: the rule that decided, or the error."""
 
     def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"`status` must be one of {', '.join(STATUSES)}, got {self.status!r}")
         if self.status in UNSCORED and not math.isnan(self.reward):
             raise ValueError(f"`reward` must be NaN when `status` is {self.status!r}, got {self.reward}")
 

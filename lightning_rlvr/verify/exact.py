@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from typing_extensions import override
 
 from lightning_rlvr.checks import require, require_choice
-from lightning_rlvr.verify.answer import final_answer, judge, last_line, last_number
+from lightning_rlvr.verify.answer import final_answer, gold_complaint, gold_of, judge, last_line, last_number
 from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict, Verifier
 
 Extract = Literal["boxed", "last_line", "last_number", "all"]
@@ -45,9 +45,7 @@ class ExactVerifier(Verifier):
 
     @override
     def check_columns(self, columns: Mapping[str, Any]) -> str | None:
-        if "answer" not in columns:
-            return f"`columns` must hold 'answer', got {', '.join(columns) or 'none'}"
-        return None if _normalize(columns["answer"]) else "`answer` is empty"
+        return gold_complaint(columns)
 
     def _answer(self, attempt: Attempt) -> str | None:
         answer = _EXTRACTORS[self.extract](attempt.completion, truncated=attempt.truncated)
@@ -64,7 +62,7 @@ _EXTRACTORS = {"boxed": final_answer, "last_line": last_line, "last_number": las
 
 
 def _decide(answer: str, columns: Mapping[str, Any]) -> Verdict:
-    if answer == _normalize(columns["answer"]):
+    if answer == _normalize(gold_of(columns)):
         return Verdict(status="correct", reward=1.0, answer=answer)
     return Verdict(status="wrong", reward=0.0, answer=answer)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from typing_extensions import override
@@ -62,12 +63,11 @@ class FunctionVerifier(Verifier):
         return [self._verdict(row, reward) for row, reward in enumerate(self._as_list(rewards, len(attempts)))]
 
     def _as_list(self, rewards: Any, expected: int) -> list[Any]:
-        try:
-            values = list(rewards)
-        except TypeError as error:
+        if isinstance(rewards, (str, Mapping, AbstractSet)) or not isinstance(rewards, Iterable):
             raise ValueError(
                 f"reward function {self.name} must return a list of {expected} numbers, got {type(rewards).__name__}"
-            ) from error
+            )
+        values = list(rewards)
         if len(values) != expected:
             raise ValueError(
                 f"reward function {self.name} must return {expected} rewards, one for each completion, "

@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from lightning_rlvr.checks import require_package
-from lightning_rlvr.verify.answer import final_answer, judge
+from lightning_rlvr.verify.answer import final_answer, gold_complaint, gold_of, judge
 from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict, Verifier
 
 _TINY = 1e-3
@@ -50,14 +50,14 @@ class MathVerifier(Verifier):
 
     @override
     def check_columns(self, columns: Mapping[str, Any]) -> str | None:
-        if "answer" not in columns:
-            return f"`columns` must hold 'answer', got {', '.join(columns) or 'none'}"
-        gold = _gold_text(columns)
+        if complaint := gold_complaint(columns):
+            return complaint
+        gold = str(gold_of(columns))
         return None if _parse_gold(gold) else f"`answer` {gold!r} does not parse as mathematics"
 
 
 def _decide(answer: str, columns: Mapping[str, Any]) -> Verdict:
-    gold = _parse_gold(_gold_text(columns))
+    gold = _parse_gold(str(gold_of(columns)))
     if not gold:
         raise ValueError(f"`answer` {columns['answer']!r} does not parse as mathematics")
     found = _parse(answer)
@@ -69,11 +69,6 @@ def _decide(answer: str, columns: Mapping[str, Any]) -> Verdict:
 @lru_cache(maxsize=4096)  # every completion of a prompt asks for the same gold
 def _parse_gold(text: str) -> list[Any]:
     return _parse(text)
-
-
-def _gold_text(columns: Mapping[str, Any]) -> str:
-    gold = columns["answer"]
-    return str(gold[0] if isinstance(gold, (list, tuple)) and len(gold) == 1 else gold)
 
 
 def _tidy(text: str) -> str:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import fit, make_module
 from transformers import AutoModelForCausalLM
 
 from lightning_rlvr.monitoring.checkpoint import RunCheckpoint
 from lightning_rlvr.policy.settings import LoraSettings
+from runs import fit, make_module
 
 STEPS = 3
 CASES = [

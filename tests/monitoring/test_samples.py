@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from runs import fit
 
 from lightning_rlvr.monitoring.samples import SampleWriter
+from runs import fit
 
 CASES = [
     ({"every_n_steps": 1}, [1, 2, 3], 4),
