@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from lightning_rlvr.registry import Registry
 
-Status = Literal["correct", "wrong", "no_answer", "timeout", "error"]
+Status = Literal["correct", "wrong", "no_answer", "timeout", "error", "abstained"]
 STATUSES: tuple[Status, ...] = get_args(Status)
-UNSCORED: frozenset[Status] = frozenset({"timeout", "error"})
+UNSCORED: frozenset[Status] = frozenset({"timeout", "error", "abstained"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,13 @@ class Verdict:
 
     status: Status
     reward: float
-    """Raw score; NaN (never 0) when ``status`` is ``timeout`` or ``error``."""
+    """Raw score; NaN (never 0) when ``status`` is ``timeout``, ``error`` or ``abstained`` (no opinion asked for)."""
     answer: str | None = None
     """The answer as it was extracted, for logs."""
     reason: str = ""
     """One line for people: the rule that decided, or the error."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Unweighted scores of the parts of a composed reward by name, for logs; NaN where a part has none."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
