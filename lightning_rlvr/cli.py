@@ -1,4 +1,4 @@
-"""The command line: `rlvr fit | validate | test` are LightningCLI, `rlvr explain` stands beside them."""
+"""The command line: `rlvr fit | validate | test` are LightningCLI, `rlvr explain | verify` stand beside them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 from typing_extensions import override
 
@@ -28,6 +30,7 @@ from lightning_rlvr.calibration.zscore import ZScoreCalibrator
 from lightning_rlvr.credit.base import CREDIT_ASSIGNERS, CreditAssigner
 from lightning_rlvr.credit.uniform import UniformCredit
 from lightning_rlvr.data.datamodule import PromptDataModule
+from lightning_rlvr.evaluation.table import evaluation_table
 from lightning_rlvr.explain import explain
 from lightning_rlvr.messages import RunParser, explained
 from lightning_rlvr.module import RLVRModule
@@ -37,9 +40,12 @@ from lightning_rlvr.monitoring.run_folder import RunFolder, RunLogger, run_folde
 from lightning_rlvr.monitoring.samples import SampleWriter
 from lightning_rlvr.plugins import load_plugins
 from lightning_rlvr.registry import Registry
+from lightning_rlvr.verify.base import VERIFIERS
+from lightning_rlvr.verify_command import verify_command
 
 _DESCRIPTION = """Token-level credit for RLVR. The last value given for a setting wins, files and flags in the order of
-the command line. `rlvr explain -c FILE ...` says in words what a configuration does, without loading the model."""
+the command line. `rlvr explain -c FILE ...` says in words what a configuration does, without loading the model;
+`rlvr verify GOLD COMPLETION` and `rlvr verify FILE.jsonl` show what a verifier makes of completions."""
 
 
 def _start_afresh(parser_or_action: object, former: Any, value: Any) -> None:
@@ -66,24 +72,23 @@ class SaveRunConfig(SaveConfigCallback):
     """Keeps the resolved configuration with the run; a resumed run adds its own beside the first.
 
     A run that trains writes it once its checkpoint is loaded: one that is refused leaves no trace in the folder.
+    An evaluation writes `config.validate.yaml` or `config.test.yaml`, over that of the one before.
     """
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
-            self._keep(trainer, pl_module, stage)
+            self.config_filename, self.overwrite = f"config.{TrainerFn(stage).value}.yaml", True
+            super().setup(trainer, pl_module, stage)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._keep(trainer, pl_module, "fit")
-
-    def _keep(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         folder = run_folder(trainer)
         if folder is None:
             return
         if trainer.is_global_zero:
             self.config_filename = unused(folder / self.config_filename).name
-        super().setup(trainer, pl_module, stage)
+        super().setup(trainer, pl_module, "fit")
 
     @override
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -174,6 +179,20 @@ class RLVRCLI(LightningCLI):
         if folder is not None and self.trainer.is_global_zero:
             print(f"run folder: {folder}")  # noqa: T201  # the command's output
 
+    def after_validate(self) -> None:
+        """Show what was found, and where it is kept."""
+        module, folder = self.model, run_folder(self.trainer)
+        if self.trainer.is_global_zero:
+            console = Console()
+            console.print(evaluation_table(module.results, module.evaluation_conditions))
+            for store in module.evaluator.stores.values():
+                console.print(f"samples: {store.path}", soft_wrap=True)
+            console.print(f"run folder: {folder}", soft_wrap=True)
+
+    def after_test(self) -> None:
+        """Show what was found, and where it is kept."""
+        self.after_validate()
+
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self._get(self.config_init, "trainer")
@@ -188,7 +207,8 @@ class RLVRCLI(LightningCLI):
     @override
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        return kwargs | {"weights_only": True}  # a checkpoint of ours holds tensors and plain Python
+        kwargs |= {"weights_only": True}  # a checkpoint of ours holds tensors and plain Python
+        return kwargs if subcommand == "fit" else kwargs | {"verbose": False}  # there is a table of our own
 
     def _columns(self) -> dict[str, Any]:
         """What distinguishes runs, for HPARAMS: everything but where and how they were run."""
@@ -197,9 +217,12 @@ class RLVRCLI(LightningCLI):
         return {name: config[name] for name in names} | {"max_steps": config["trainer"]["max_steps"]}
 
     def _run_logger(self) -> RunLogger:
-        """The logger of a new run, or that of the run which ``--ckpt_path`` continues."""
+        """The logger of a new run, or that of the run which ``--ckpt_path`` continues or which is evaluated.
+
+        An evaluation has a folder that its next call finds again: without a checkpoint, that of the untrained policy.
+        """
         runs_dir, name = self._get(self.config, "runs_dir"), self._get(self.config, "name")
-        checkpoint = self._get(self.config, "ckpt_path") if self.subcommand == "fit" else None
+        checkpoint, fit = self._get(self.config, "ckpt_path"), self.subcommand in ("fit", None)
         if checkpoint is not None:
             run = Path(checkpoint).resolve().parent.parent
             if (run / "config.yaml").is_file():
@@ -207,9 +230,10 @@ class RLVRCLI(LightningCLI):
                     save_dir=str(run.parent.parent),
                     name=run.parent.name,
                     version=run.name,
-                    purge_step=_step_of(checkpoint) + 1,
+                    purge_step=_step_of(checkpoint) + 1 if fit else None,
                 )
-        return RunLogger(save_dir=runs_dir, name=name)
+        version = None if fit else "untrained" if checkpoint is None else Path(checkpoint).stem
+        return RunLogger(save_dir=runs_dir, name=name, version=version)
 
 
 def _step_of(checkpoint: str | Path) -> int:
@@ -229,10 +253,17 @@ def _path(plugin: type) -> str:
     return f"{plugin.__module__}.{plugin.__qualname__}"
 
 
-def expand_short_names(args: Sequence[str]) -> list[str]:
-    """Replace registry names after ``--calibrator`` and ``--credit`` by class paths.
+_SHORT_FLAGS = {
+    subcommand: {"--num_samples": "--model.evaluation.num_samples", "--limit": limit}
+    for subcommand, limit in (("validate", "--data.val_problems"), ("test", "--data.test_problems"))
+}
 
-    A file, a dotted path, a class name and a JSON object pass as they are.
+
+def expand_short_names(args: Sequence[str]) -> list[str]:
+    """Replace registry names by class paths, and short flags by whole ones.
+
+    Names stand after ``--calibrator``, ``--credit`` and ``--verifier``. A file, a dotted path, a class name and a JSON
+    object pass as they are.
 
     Raises:
         ValueError: The name is none of these; the message lists the choices.
@@ -240,8 +271,15 @@ def expand_short_names(args: Sequence[str]) -> list[str]:
     Example:
         >>> expand_short_names(["--credit", "uniform", "--calibrator=x.yaml"])
         ['--credit', 'lightning_rlvr.credit.uniform.UniformCredit', '--calibrator=x.yaml']
+        >>> expand_short_names(["test", "--num_samples", "4", "--limit=50"])
+        ['test', '--model.evaluation.num_samples', '4', '--data.test_problems=50']
     """
-    registries: dict[str, Registry[Any]] = {"--calibrator": CALIBRATORS, "--credit": CREDIT_ASSIGNERS}
+    registries: dict[str, Registry[Any]] = {
+        "--calibrator": CALIBRATORS,
+        "--credit": CREDIT_ASSIGNERS,
+        "--verifier": VERIFIERS,
+    }
+    short = _SHORT_FLAGS.get(args[0], {}) if args else {}
     expanded: list[str] = []
     pending: Registry[Any] | None = None
     for arg in args:
@@ -253,7 +291,7 @@ def expand_short_names(args: Sequence[str]) -> list[str]:
             expanded.append(f"{flag}={_expanded(value, registries[flag])}")
         else:
             pending = registries.get(arg)
-            expanded.append(arg)
+            expanded.append(short.get(flag, flag) + equals + value)
     return expanded
 
 
@@ -304,6 +342,8 @@ def main(args: Sequence[str] | None = None) -> None:
     with one_sentence_errors():
         if arguments[0] == "explain":
             print(explain(RLVRCLI(arguments[1:], run=False)))  # noqa: T201  # the command's output
+        elif arguments[0] == "verify":
+            verify_command(expand_short_names(arguments)[1:])
         else:
             try:
                 RLVRCLI(arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed
@@ -15,6 +15,8 @@ from torch.nn.functional import pad
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from lightning_rlvr.types import Rollout, TokenStatistics, layouts
+
+Item = TypeVar("Item")
 
 
 def leave_group_at_exit() -> None:
@@ -62,6 +64,15 @@ def gather_rows(strategy: Strategy, values: Tensor) -> Tensor:
     everyone: list[Tensor] = [values] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everyone, values.cpu())
     return torch.cat(everyone).to(values.device)
+
+
+def gather_list(strategy: Strategy, items: list[Item]) -> list[Item]:
+    """Plain values of all ranks, in rank order."""
+    if not isinstance(strategy, ParallelStrategy) or strategy.world_size == 1:
+        return items
+    everyone: list[list[Item]] = [items] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, items)
+    return [item for part in everyone for item in part]
 
 
 def _joined(parts: Sequence[Tensor], left: bool) -> Tensor:

@@ -14,6 +14,7 @@ from lightning_rlvr.plugins import Needs, find_one, unite_needs
 if TYPE_CHECKING:
     from lightning_rlvr.cli import RLVRCLI
     from lightning_rlvr.data.datamodule import PromptDataModule
+    from lightning_rlvr.data.sources import ProblemSource
     from lightning_rlvr.module import RLVRModule
 
 _AGGREGATIONS = {
@@ -65,11 +66,22 @@ def _policy(module: RLVRModule) -> list[str]:
 
 
 def _data(data: PromptDataModule) -> list[str]:
-    lines = [
-        f"{source.task}: {type(source).__name__}({_arguments(source)}), scored by {type(source.verifier).__name__}"
-        for source in (*data.train_sources, *(s for s in data.val_sources if s not in data.train_sources))
-    ]
-    return [*lines, f"data_seed {data.data_seed}: which problems, in which order"]
+    trained = [*data.train_sources, *(s for s in data.val_sources if s not in data.train_sources)]
+    lines = [_source(source) for source in trained]
+    lines.append(f"data_seed {data.data_seed}: which problems, in which order")
+    if not data.test_sources:
+        return [*lines, "tested on the held-out problems"]
+    lines += [f"tested on {_source(source)}" for source in data.test_sources]
+    if data.test_problems is not None:
+        lines.append(f"at most {data.test_problems} problems of each test set, the same for every data_seed")
+    if data.overlap_ngrams is None:
+        return [*lines, "training problems are not compared with the test sets"]
+    shared = f"training problems that share {data.overlap_ngrams} successive words with a test problem are left out"
+    return [*lines, shared]
+
+
+def _source(source: ProblemSource) -> str:
+    return f"{source.task}: {type(source).__name__}({_arguments(source)}), scored by {type(source.verifier).__name__}"
 
 
 def _rollout(module: RLVRModule, data: PromptDataModule) -> list[str]:
@@ -95,7 +107,7 @@ def _plugin(plugin: RewardCalibrator | CreditAssigner, shapes: str) -> list[str]
 def _arguments(part: object) -> str:
     """Settings of a part, as it resolved them."""
     names = inspect.signature(type(part).__init__).parameters
-    hidden = {"self", "task", "verifier", "template"}
+    hidden = {"self", "task", "verifier", "template", "problem_pattern"}
     values = {name: getattr(part, name) for name in names if name not in hidden and hasattr(part, name)}
     return ", ".join(f"{name} = {_shown(value)}" for name, value in values.items() if value is not None)
 

@@ -103,6 +103,7 @@ def _choices(key: str) -> str:
         "credit": CREDIT_ASSIGNERS.names(),
         "data.train": (sources := [source.__name__ for source in ProblemSource.__subclasses__()]),
         "data.val": sources,
+        "data.test": sources,
     }
     if key not in choices:
         return ""

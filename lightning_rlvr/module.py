@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim.lr_scheduler import LambdaLR
-from torchmetrics import MeanMetric, MetricCollection
 from transformers import PreTrainedTokenizerBase, get_scheduler
 from typing_extensions import override
 
@@ -24,6 +26,9 @@ from lightning_rlvr.credit.base import CreditAssigner
 from lightning_rlvr.data.datamodule import PromptDataModule
 from lightning_rlvr.data.sources import Split
 from lightning_rlvr.distributed import gather_rollouts, leave_group_at_exit
+from lightning_rlvr.evaluation.evaluator import Evaluator, described
+from lightning_rlvr.evaluation.store import SampleStore
+from lightning_rlvr.evaluation.summary import EvaluationSummary
 from lightning_rlvr.learner import Learner
 from lightning_rlvr.metrics.step import StepMetrics
 from lightning_rlvr.pipeline import Collection, calibrate, collect, without_truncated
@@ -68,6 +73,7 @@ class RLVRModule(LightningModule):
     calibrator: RewardCalibrator
     assigner: CreditAssigner
     needs: Needs
+    evaluator: Evaluator
 
     def __init__(
         self,
@@ -87,10 +93,7 @@ class RLVRModule(LightningModule):
         self.evaluation_settings = evaluation
         self.progress = Progress()
         self._loaded_step = self._loaded_max_steps = 0
-        names = ("accuracy", "reward", "length", "truncated", "no_answer")
-        self._evaluated = MetricCollection(
-            {name: MeanMetric() for name in names}, prefix="eval/", compute_groups=False
-        )
+        self.results: dict[str, dict[str, float]] = {}
 
     # --- set-up: everything that can be wrong is wrong here, before the first token is sampled ---
 
@@ -209,15 +212,6 @@ class RLVRModule(LightningModule):
         self._check_positions("train", self.rollout_settings.max_completion_length)
         self._check_positions("val", self.max_evaluated_length)
 
-    @override
-    def on_validation_start(self) -> None:
-        self._check_positions("val", self.max_evaluated_length)
-        self._evaluated.reset()  # not after use, in inference mode: its states would be of no use to a later `fit`
-
-    @override
-    def on_test_start(self) -> None:
-        self.on_validation_start()
-
     @property
     def max_evaluated_length(self) -> int:
         """Budget of sampled tokens for held-out problems."""
@@ -274,7 +268,7 @@ class RLVRModule(LightningModule):
                 temperature=self.rollout_settings.temperature,
                 max_completion_length=self.rollout_settings.max_completion_length,
             ),
-            num_generations=self.rollout_settings.num_generations,
+            samples=[range(self.rollout_settings.num_generations)] * len(prompts),
             seed_parts=(self.sample_seed, "train", self.progress.rollouts),
             first_group=self.global_rank,
             group_stride=self.trainer.world_size,
@@ -337,59 +331,105 @@ class RLVRModule(LightningModule):
         tokens: float = rollout.completion_mask.sum().item() + rollout.prompt_mask.sum().item() * prefilled
         return 2.0 * self.policy.num_parameters * tokens
 
-    # --- held-out problems ---
+    # --- held-out and test problems ---
 
     @override
-    def validation_step(self, prompts: PromptBatch, batch_idx: int) -> None:
-        self._evaluate(prompts)
+    def on_validation_start(self) -> None:
+        self._start_evaluation("val")
 
     @override
-    def test_step(self, prompts: PromptBatch, batch_idx: int) -> None:
-        self._evaluate(prompts)
+    def on_test_start(self) -> None:
+        self._start_evaluation("test")
 
-    def _evaluate(self, prompts: PromptBatch) -> None:
-        settings = self.evaluation_settings
+    def _start_evaluation(self, split: Split) -> None:
+        self._check_positions(split, self.max_evaluated_length)
+        settings, data = self.evaluation_settings, self.datamodule
         num_samples = settings.num_samples
         if settings.temperature == 0 and num_samples > 1:
             rank_zero_warn(f"greedy samples are all the same: 1 instead of `evaluation.num_samples` = {num_samples}")
             num_samples = 1
-        collection = collect(
+        sets = data.set_names(split)
+        self.evaluator = Evaluator(
             self.policy,
             self.engine,
-            self.datamodule.verify,
-            prompts,
-            Sampling(
-                temperature=settings.temperature,
-                max_completion_length=self.max_evaluated_length,
-            ),
-            num_generations=num_samples,
-            seed_parts=(self.sample_seed, "evaluation"),
+            data.verify,
+            Sampling(temperature=settings.temperature, max_completion_length=self.max_evaluated_length),
+            num_samples=num_samples,
+            sample_seed=self.sample_seed,
+            summary=EvaluationSummary(sets, num_samples, self.device),
+            stores=self._stores(sets),
+            rank=self.global_rank,
         )
-        statuses = [verdict.status for verdict in collection.verdicts]
-        rollout = collection.rollout
-        rewards = rollout.rewards
-        values = {
-            "accuracy": rewards.new_tensor([status == "correct" for status in statuses]),
-            "no_answer": rewards.new_tensor([status == "no_answer" for status in statuses]),
-            "reward": rewards[~rewards.isnan()],
-            "length": rollout.completion_mask.sum(1).float(),
-            "truncated": rollout.truncated.float(),
+
+    @property
+    def evaluation_conditions(self) -> dict[str, Any]:
+        """All that a sample depends on beside its problem, the verifier and its number."""
+        return {
+            "policy": self.policy_settings.name_or_path,
+            "weights": self.policy.digest,
+            "dtype": str(self.policy.model.dtype).removeprefix("torch."),
+            "step": self._evaluated_step,
+            "engine": type(self.engine).__name__,
+            "temperature": self.evaluation_settings.temperature,
+            "top_p": 1.0,
+            "top_k": 0,
+            "max_completion_length": self.max_evaluated_length,
+            "stop_ids": list(self.policy.eos_token_ids),
+            "sample_seed": self.sample_seed,
         }
-        for name, metric in self._evaluated.items(keep_base=True, copy_state=False):
-            metric.update(values[name])
+
+    def _stores(self, sets: Sequence[str]) -> dict[str, SampleStore]:
+        folder, keep = self.trainer.log_dir, self.evaluation_settings.keep
+        if self.trainer.state.fn == "fit" or keep == "nothing" or folder is None or not self.trainer.loggers:
+            return {}
+        conditions, verifiers = self.evaluation_conditions, self.datamodule.verifiers
+        if not self.trainer.is_global_zero:
+            self.trainer.strategy.barrier()  # until the first process has made and locked the folders
+        stores = {
+            name: SampleStore.open(
+                Path(folder) / "eval",
+                name,
+                conditions | {"verifier": described(verifiers[name])},
+                keep_text=keep == "texts",
+                lock=self.trainer.is_global_zero,
+            )
+            for name in sets
+        }
+        if self.trainer.is_global_zero:
+            self.trainer.strategy.barrier()
+        return stores
+
+    @override
+    def validation_step(self, prompts: PromptBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.evaluator.evaluate(prompts)
+
+    @override
+    def test_step(self, prompts: PromptBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.evaluator.evaluate(prompts)
 
     @override
     def on_validation_epoch_end(self) -> None:
-        self._log_evaluation()
+        self._finish_evaluation()
 
     @override
     def on_test_epoch_end(self) -> None:
-        self._log_evaluation()
+        self._finish_evaluation()
 
-    def _log_evaluation(self) -> None:
-        scalars = {name: float(value) for name, value in self._evaluated.compute().items()}
-        step = max(self.trainer.global_step, self._loaded_step)  # Lightning restores the former for `fit` only
-        self.log_dict(scalars | {"step": float(step)}, sync_dist=True)  # "step" is the x-axis, not a metric
+    def _finish_evaluation(self) -> None:
+        self.results = self.evaluator.finish(self.trainer.strategy)
+        several = len(self.results) > len(("one set", "micro", "macro"))
+        scalars = {
+            f"eval/{name}" if group == "micro" else f"eval/{group}/{name}": value
+            for group, values in self.results.items()
+            if several or group == "micro"
+            for name, value in values.items()
+            if not math.isnan(value)
+        }
+        self.log_dict(scalars | {"step": float(self._evaluated_step)}, sync_dist=True)  # "step" is the x-axis
+
+    @property
+    def _evaluated_step(self) -> int:
+        return max(self.trainer.global_step, self._loaded_step)  # Lightning restores the former for `fit` only
 
     # --- checkpoints: what trains, what was consumed, and every random state ---
 

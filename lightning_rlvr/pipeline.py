@@ -32,6 +32,8 @@ class Collection:
     rollout: Rollout
     prompts: PromptBatch
     prompt_index: Tensor
+    samples: tuple[int, ...]
+    """The number of each row among the samples of its prompt."""
     texts: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
     rollout_seconds: float
@@ -45,12 +47,12 @@ def collect(
     prompts: PromptBatch,
     sampling: Sampling,
     *,
-    num_generations: int,
+    samples: Sequence[Sequence[int]],
     seed_parts: tuple[int | str, ...],
     first_group: int = 0,
     group_stride: int = 1,
 ) -> Collection:
-    """Sample ``num_generations`` completions for each prompt and verify them.
+    """Sample completions for each prompt and verify them.
 
     Args:
         policy: Samples and decodes.
@@ -58,16 +60,18 @@ def collect(
         verify: Completions to verdicts, in row order.
         prompts: N prompts.
         sampling: Temperature and budget.
-        num_generations: Completions for each prompt; rows of a prompt are neighbours.
+        samples: N sequences, the numbers of the samples that each prompt wants; rows of a prompt are neighbours.
         seed_parts: With problem and sample number, what a row's seed is made of (run seed, step).
         first_group: Number of the first prompt in the global batch.
         group_stride: Distance between the numbers of neighbouring prompts.
     """
-    prompt_index = torch.arange(len(prompts), device=prompts.prompt_ids.device).repeat_interleave(num_generations)
+    device = prompts.prompt_ids.device
+    rows = [(prompt, sample) for prompt, numbers in enumerate(samples) for sample in numbers]
+    prompt_index = torch.tensor([prompt for prompt, _ in rows], dtype=torch.int64, device=device)
     seeds = torch.tensor(
-        [derive_seed(*seed_parts, name, sample) for name in prompts.problem_ids for sample in range(num_generations)],
+        [derive_seed(*seed_parts, prompts.problem_ids[prompt], sample) for prompt, sample in rows],
         dtype=torch.int64,
-        device=prompt_index.device,
+        device=device,
     )
     started = time.perf_counter()
     engine.sync(policy)
@@ -87,6 +91,7 @@ def collect(
     verdicts = verify(prompts, completions, texts)
     verified = time.perf_counter()
     index = completions.prompt_index
+    numbers = {(prompt, seed): sample for (prompt, sample), seed in zip(rows, seeds.tolist(), strict=True)}
     rollout = Rollout(
         prompt_ids=prompts.prompt_ids[index],
         prompt_mask=prompts.prompt_mask[index],
@@ -106,6 +111,7 @@ def collect(
         rollout=rollout,
         prompts=prompts,
         prompt_index=index,
+        samples=tuple(numbers[key] for key in zip(index.tolist(), completions.seeds.tolist(), strict=True)),
         texts=texts,
         verdicts=tuple(verdicts),
         rollout_seconds=sampled - started,

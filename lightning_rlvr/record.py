@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed
 from torch import Tensor
 
 from lightning_rlvr.functional.groups import group_std, is_constant_group
@@ -57,6 +58,19 @@ def _log_rewards(metrics: StepMetrics, record: StepRecord) -> None:
     statuses = [verdict.status for verdict in collection.verdicts]
     for status in STATUSES:
         metrics.mean(f"verify/{status}", torch.tensor([float(status == got) for got in statuses]))
+    for name in _part_names(collection):
+        parts = [verdict.parts.get(name, torch.nan) for verdict in collection.verdicts]
+        metrics.mean(f"reward/part_{name}", torch.tensor(parts))
+
+
+def _part_names(collection: Collection) -> list[str]:
+    """Parts of composed rewards on any rank: a rank may have drawn no row of the task that has them."""
+    names = sorted({name for verdict in collection.verdicts for name in verdict.parts})
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return names
+    everyone: list[list[str]] = [names] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, names)
+    return sorted({name for rank in everyone for name in rank})
 
 
 def _log_completions(metrics: StepMetrics, record: StepRecord) -> None:

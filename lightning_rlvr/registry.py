@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.metadata import entry_points
+from inspect import signature
 from pkgutil import iter_modules
 from typing import Generic, TypeVar
 
@@ -70,12 +71,22 @@ class Registry(Generic[T]):
     def build(self: Registry[type[S]], plugin: S | str) -> S:
         """A plug-in as it is, or the one of that name with its default settings.
 
+        Raises:
+            ValueError: There is no such name, or that plug-in cannot be made from its name alone.
+
         Example:
             >>> from lightning_rlvr.credit.base import CREDIT_ASSIGNERS
             >>> type(CREDIT_ASSIGNERS.build("uniform")).__name__
             'UniformCredit'
         """
-        return self[plugin]() if isinstance(plugin, str) else plugin
+        if not isinstance(plugin, str):
+            return plugin
+        arguments = signature(self[plugin]).parameters.values()
+        if needed := [a.name for a in arguments if a.default is a.empty and a.kind is a.POSITIONAL_OR_KEYWORD]:
+            raise ValueError(
+                f"{self.kind} {plugin!r} needs settings: {', '.join(needed)}; give `class_path` and `init_args`"
+            )
+        return self[plugin]()
 
     def __contains__(self, name: object) -> bool:
         self._load()

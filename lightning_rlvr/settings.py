@@ -153,17 +153,21 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """How held-out problems are sampled by `validate` and `test`; the seeds are the same at every call.
+    """How held-out and test problems are sampled; the seeds depend on problem and number of the sample alone.
 
     Args:
-        num_samples: Completions for each problem; 1 at temperature 0, where all would be the same.
+        num_samples: Completions for each problem (short: `--num_samples`); 1 at temperature 0, where all would be
+            the same.
         temperature: 1 is what training samples with; 0 is greedy.
         max_completion_length: By default that of training.
+        keep: What the commands `validate` and `test` leave of every sample in `eval/<set>/per_problem.parquet`, and
+            continue from: verdicts with texts, verdicts only, or nothing.
     """
 
     num_samples: int = 1
     temperature: float = 1.0
     max_completion_length: int | None = None
+    keep: Literal["texts", "verdicts", "nothing"] = "texts"
 
     def __post_init__(self) -> None:
         require(self.num_samples >= 1, "evaluation.num_samples", ">= 1", self.num_samples)

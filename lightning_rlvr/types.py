@@ -111,7 +111,7 @@ class PromptBatch:
     task_id: Tensor
     """int64 ``[N]``: index into ``task_names``."""
     task_names: tuple[str, ...]
-    """All task names of the run, in the order of ``task_id``."""
+    """All task names of the split, in the order of ``task_id``."""
     problem_ids: tuple[str, ...]
     """N identifiers, stable over runs."""
     prompts: tuple[str, ...]

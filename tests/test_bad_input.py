@@ -128,7 +128,7 @@ def test_a_mistake_is_one_sentence(capsys, tmp_path, flags, sentence):
         ),
         (
             "data: {train: {class_path: SumsSource, init_args: {verifier: exat}}}",
-            "unknown verifier 'exat'; choices: exact",
+            "unknown verifier 'exat'; choices: choice, exact",
         ),
         ("model: [1,", "Problems parsing config"),
     ],
@@ -167,7 +167,7 @@ def test_rewards_of_nan_alone_are_counted_as_unscored(tmp_path):
     flags = ["--runs_dir", str(tmp_path), f"--data.train={sums(function='test_bad_input.nans')}"]
     main(["fit", "-c", str(TINY), *SMALL, *flags])
     logged = scalars(tmp_path / "tiny_mcpo" / "version_0")
-    assert set(logged["reward/unscored"].values()) == set(logged["verify/error"].values()) == {1.0}
+    assert set(logged["reward/unscored"].values()) == set(logged["verify/abstained"].values()) == {1.0}
     assert "reward/mean" not in logged
     assert set(logged["loss/total"].values()) == {0.0}
 
@@ -254,7 +254,7 @@ def test_sizes_of_evaluation_are_checked_before_training(tmp_path, capsys):
     assert "must fit into the 512 positions" in sentence
 
 
-@pytest.mark.parametrize("gold", [float("nan"), ["1", "2"], {"a": 1}, "  "])
+@pytest.mark.parametrize("gold", [float("nan"), ["1", " "], [], {"a": 1}, "  "])
 @pytest.mark.parametrize("verifier", ["exact", "math"])
 def test_a_gold_that_nothing_can_match_is_a_data_error(gold, verifier):
     assert VERIFIERS[verifier]().check_columns({"answer": gold}).startswith("`answer` ")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress, islice
 from typing import Any
 
 import torch
@@ -16,29 +18,39 @@ from typing_extensions import override
 
 from lightning_rlvr.checks import require
 from lightning_rlvr.data.loader import PromptLoader, PromptSet
+from lightning_rlvr.data.overlap import overlapping
 from lightning_rlvr.data.sources import Problem, ProblemSource, Split, normalized, shuffled
 from lightning_rlvr.data.templates import EncodedPrompt, PromptTemplate
 from lightning_rlvr.functional.random import derive_seed
 from lightning_rlvr.types import Completions, PromptBatch, layouts
-from lightning_rlvr.verify.base import Attempt, Verdict
+from lightning_rlvr.verify.base import Attempt, Verdict, Verifier
+
+_OUTCOMES = ("overlapping", "unverifiable", "too_long", "chosen")
 
 
 class PromptDataModule(LightningDataModule):
     """Problems of one or several tasks as prompts, and the verifiers that score their completions.
 
     Prompts are rendered and tokenized once, in ``setup``, with the tokenizer of the LightningModule (its attribute
-    ``tokenizer``). Held-out problems that occur in the training data are left out.
+    ``tokenizer``). Held-out problems that occur in the training data are left out, and so are training problems that
+    overlap with the problems of `test`.
 
     Args:
         train: Where training problems come from, one source for each task.
         val: Where held-out problems come from; by default the sources of `train`.
+        test: Benchmarks, one source for each; by default the held-out problems are what is tested on.
         prompts_per_step: Prompts of a rollout batch, over all devices.
         val_prompts_per_step: Prompts of a validation batch, over all devices.
         template: How problems are shown, unless their source says otherwise.
         max_prompt_length: Longer prompts (tokens, template included) are left out, with a warning that counts them.
         data_seed: Seed of which problems there are and of their order.
         num_problems: Train on so many problems, drawn by data seed; by default on all.
-        val_problems: Validate on so many, drawn by data seed; 0 for no validation; by default on all.
+        val_problems: Validate on so many, drawn by data seed (short for `validate`: `--limit`); 0 for no validation;
+            by default on all.
+        test_problems: Test on at most so many of each benchmark, the same whatever the data seed, or of the held-out
+            problems where there is none (short: `--limit`); by default on all.
+        overlap_ngrams: Leave out training problems that share so many successive words with a problem of `test`
+            (shorter ones: that are equal to one), with a warning; null reads no benchmark for training.
         longest_first: Begin every epoch with the batch that holds the longest prompt, so that running out of memory
             shows at once.
         skip_bad_golds: Leave out problems whose gold answer the verifier cannot read, with a warning, instead of
@@ -52,6 +64,7 @@ class PromptDataModule(LightningDataModule):
         self,
         train: list[ProblemSource] | ProblemSource,
         val: list[ProblemSource] | ProblemSource | None = None,
+        test: list[ProblemSource] | ProblemSource | None = None,
         prompts_per_step: int = 8,
         val_prompts_per_step: int = 32,
         template: PromptTemplate = PromptTemplate(),
@@ -59,6 +72,8 @@ class PromptDataModule(LightningDataModule):
         data_seed: int = 0,
         num_problems: int | None = None,
         val_problems: int | None = None,
+        test_problems: int | None = None,
+        overlap_ngrams: int | None = 13,
         longest_first: bool = False,
         skip_bad_golds: bool = False,
     ) -> None:
@@ -69,10 +84,13 @@ class PromptDataModule(LightningDataModule):
             ("max_prompt_length", max_prompt_length, 1),
             ("num_problems", num_problems, 1),
             ("val_problems", val_problems, 0),
+            ("test_problems", test_problems, 1),
+            ("overlap_ngrams", overlap_ngrams, 1),
         ):
             require(value is None or value >= least, name, f"at least {least}", value)
         self.train_sources = _as_list(train)
         self.val_sources = self.train_sources if val is None else _as_list(val)
+        self.test_sources = [] if test is None else _as_list(test)
         self.prompts_per_step = prompts_per_step
         self.val_prompts_per_step = val_prompts_per_step
         self.template = template
@@ -80,49 +98,89 @@ class PromptDataModule(LightningDataModule):
         self.data_seed = data_seed
         self.num_problems = num_problems
         self.val_problems = val_problems
+        self.test_problems = test_problems
+        self.overlap_ngrams = overlap_ngrams
         self.longest_first = longest_first
         self.skip_bad_golds = skip_bad_golds
-        sources = self.train_sources if val is None else [*self.train_sources, *self.val_sources]
+        sources = [*self.train_sources, *(self.val_sources if val is not None else []), *self.test_sources]
         self._train_loader: PromptLoader | None = None
         self._resume_from: dict[str, Any] = {}
         self._sources = {source.task: source for source in sources}
         if not self.train_sources or len(self._sources) < len(sources):
             names = ", ".join(source.task for source in sources) or "none"
-            raise ValueError(f"`train` and `val` must hold sources with different `task` names, got {names}")
+            raise ValueError(f"`train`, `val` and `test` must hold sources with different `task` names, got {names}")
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """All tasks, training first; a row's task id is the position in here."""
+        """All tasks, training first."""
         return tuple(self._sources)
 
     @property
+    def verifiers(self) -> dict[str, Verifier]:
+        """The verifier of each task."""
+        return {task: source.verifier for task, source in self._sources.items()}
+
+    def set_names(self, split: Split) -> tuple[str, ...]:
+        """Tasks whose problems are in a split; a row's task id is the position in here, as is a benchmark's loader."""
+        if split == "test" and self.test_sources:
+            return tuple(source.task for source in self.test_sources)
+        if split != "train" and self.val_problems == 0:
+            return ()
+        return tuple(source.task for source in (self.train_sources if split == "train" else self.val_sources))
+
+    @property
     def problem_ids(self) -> dict[str, tuple[str, ...]]:
-        """Identifiers of the problems of each split, after ``setup``."""
-        return {split: tuple(problem.id for problem in prompts.problems) for split, prompts in self._prompts.items()}
+        """Identifiers of the problems of each split that was set up."""
+        return {split: tuple(problem.id for problem, _ in rows) for split, rows in self._rows().items()}
 
     def longest_prompt(self, split: Split) -> int:
-        """Tokens of the longest prompt of a split, after ``setup``; 0 if there is none."""
-        return max((len(prompt.ids) for prompt in self._prompts[split].prompts), default=0)
+        """Tokens of the longest prompt of a split; 0 if there is none, or if the split was not set up."""
+        shown: Split = "val" if split == "test" and not self.test_sources else split
+        return max((len(prompt.ids) for _, prompt in self._rows().get(shown, [])), default=0)
 
     @property
     def data_hash(self) -> str:
-        """SHA-256 over the problems of both splits as they are shown and scored, after ``setup``."""
+        """SHA-256 over the problems of all splits that were set up, as they are shown and scored."""
         digest = hashlib.sha256()
-        for split, prompts in self._prompts.items():
-            for problem, prompt in zip(prompts.problems, prompts.prompts, strict=True):
+        for split, rows in self._rows().items():
+            for problem, prompt in rows:
                 record = [split, problem.id, prompt.text, problem.columns]
                 digest.update(json.dumps(record, sort_keys=True, default=repr).encode())
         return digest.hexdigest()
 
+    @property
+    def cleaning(self) -> dict[str, dict[str, int]]:
+        """Counts by `split/task`, after ``setup``: what was read, left out by reason, and chosen.
+
+        Rows and their cleaning are those of the source, before it is split. Where a number of problems is drawn, those
+        that cannot be verified or are too long are counted only as far as the draw went.
+        """
+        sources = {key: self._sources[key.partition("/")[2]] for key in self._counts}
+        return {
+            key: {**sources[key].cleaning, **{outcome: counts[outcome] for outcome in _OUTCOMES}}
+            for key, counts in self._counts.items()
+        }
+
     @override
     def setup(self, stage: str) -> None:
         self._train_loader, self._resume_from = None, {}
-        tokenizer = self._tokenizer()
+        self._prompts: dict[Split, list[PromptSet]] = {}
+        self._counts: dict[str, Counter[str]] = defaultdict(Counter)
+        if stage == "test" and self.test_sources:
+            self._prompts["test"] = [
+                self._chosen(_benchmark(source), "test", self.test_problems) for source in self.test_sources
+            ]
+            return
         train = [problem for source in self.train_sources for problem in source.load("train", self.data_seed)]
         known = {normalized(problem) for problem in train}
-        self._prompts = {"train": self._chosen(train, tokenizer, self.num_problems, "num_problems")}
+        if stage == "fit" and self.test_sources and self.overlap_ngrams is not None:
+            train = self._clear_of_benchmarks(train, self.overlap_ngrams)
+        if stage == "fit":
+            self._prompts["train"] = [self._chosen(train, "train", self.num_problems)]
         if self.val_problems == 0:
-            self._prompts["val"] = self._prompt_set([], [], tokenizer)
+            if stage == "test":
+                raise ValueError("nothing to test on: `val_problems` is 0, and `test` names no benchmark")
+            self._prompts["val"] = []
             return
         loaded = [problem for source in self.val_sources for problem in source.load("val", self.data_seed)]
         held_out = [problem for problem in loaded if normalized(problem) not in known]
@@ -135,25 +193,26 @@ class PromptDataModule(LightningDataModule):
                 "no held-out problem is left; hold some out in the sources of `train`, give other sources as `val`, "
                 "or set `val_problems` to 0 for no validation"
             )
-        self._prompts["val"] = self._chosen(held_out, tokenizer, self.val_problems, "val_problems")
+        limit = self.val_problems if self.test_problems is None or stage != "test" else self.test_problems
+        self._prompts["val"] = [self._chosen(held_out, "val", limit)]
 
     @override
     def train_dataloader(self) -> PromptLoader:
         if self._train_loader is None:
-            self._train_loader = self._loader("train", self.prompts_per_step, self.longest_first)
+            [prompts] = self._prompts["train"]
+            self._train_loader = self._loader(prompts, self.prompts_per_step, shuffle=True)
             if self._resume_from:
                 self._train_loader.load_state_dict(self._resume_from)
         return self._train_loader
 
     @override
     def val_dataloader(self) -> PromptLoader | list[PromptLoader]:
-        if not len(self._prompts["val"]):
-            return []
-        return self._loader("val", self.val_prompts_per_step)
+        loaders = self._evaluation_loaders("val")
+        return loaders[0] if loaders else []
 
     @override
     def test_dataloader(self) -> PromptLoader | list[PromptLoader]:
-        return self.val_dataloader()
+        return self._evaluation_loaders("test") if self.test_sources else self.val_dataloader()
 
     @override
     def transfer_batch_to_device(self, batch: PromptBatch, device: torch.device, dataloader_idx: int) -> PromptBatch:
@@ -173,11 +232,11 @@ class PromptDataModule(LightningDataModule):
             texts: B completion texts, without special tokens.
         """
         attempts: dict[int, Attempt] = {}
-        rows_of_task: dict[str, list[int]] = {name: [] for name in self.task_names}
+        rows_of_task: dict[str, list[int]] = {name: [] for name in prompts.task_names}
         lengths, ids = completions.completion_mask.sum(1).tolist(), completions.completion_ids.tolist()
         truncated, tasks = completions.truncated.tolist(), prompts.task_id.tolist()
         for row, prompt in enumerate(completions.prompt_index.tolist()):
-            rows_of_task[self.task_names[tasks[prompt]]].append(row)
+            rows_of_task[prompts.task_names[tasks[prompt]]].append(row)
             attempts[row] = Attempt(
                 prompt=prompts.prompts[prompt],
                 completion=texts[row],
@@ -187,7 +246,7 @@ class PromptDataModule(LightningDataModule):
             )
         verdicts: dict[int, Verdict] = {}
         for task, rows in rows_of_task.items():
-            verifier = self._sources[task].verifier
+            verifier = self.verifiers[task]
             judged = verifier.verify([attempts[row] for row in rows]) if rows else []
             if len(judged) != len(rows) or not all(isinstance(verdict, Verdict) for verdict in judged):
                 raise TypeError(f"{type(verifier).__name__} must return one Verdict for each of {len(rows)} attempts")
@@ -207,7 +266,7 @@ class PromptDataModule(LightningDataModule):
     def _attached(self) -> Trainer:
         if self.trainer is None:
             raise TypeError(
-                "PromptDataModule works with a Trainer only: pass it as `datamodule` of `fit` or `validate`"
+                "PromptDataModule works with a Trainer only: pass it as `datamodule` of `fit`, `validate` or `test`"
             )
         return self.trainer
 
@@ -221,72 +280,123 @@ class PromptDataModule(LightningDataModule):
             )
         return tokenizer
 
-    def _chosen(
-        self, problems: list[Problem], tokenizer: PreTrainedTokenizerBase, count: int | None, setting: str
-    ) -> PromptSet:
-        """The first ``count`` problems, in an order by data seed, that fit and can be verified; or all that do."""
+    def _rows(self) -> dict[Split, list[tuple[Problem, EncodedPrompt]]]:
+        return {
+            split: [row for prompts in sets for row in zip(prompts.problems, prompts.prompts, strict=True)]
+            for split, sets in self._prompts.items()
+        }
+
+    def _clear_of_benchmarks(self, problems: list[Problem], num_words: int) -> list[Problem]:
+        try:
+            tested = [problem.problem for source in self.test_sources for problem in _benchmark(source)]
+        except ValueError as error:
+            raise ValueError(f"{error}; `overlap_ngrams` null trains without reading the benchmarks") from error
+        overlaps = overlapping([problem.problem for problem in problems], tested, num_words)
+        for problem in compress(problems, overlaps):
+            self._counts[f"train/{problem.task}"]["overlapping"] += 1
+        if found := sum(overlaps):
+            message = f"{found} of {len(problems)} training problems share {num_words} successive words with `test`"
+            if found == len(problems):
+                raise ValueError(f"{message}: none is left")
+            rank_zero_warn(f"{message}: left out")
+        return [problem for problem, shared in zip(problems, overlaps, strict=True) if not shared]
+
+    def _chosen(self, problems: list[Problem], split: Split, count: int | None) -> PromptSet:
+        """The first ``count`` problems, in an order by seed, that fit and can be verified; or all that do."""
+        setting, seed = {
+            "train": ("num_problems", self.data_seed),
+            "val": ("val_problems", self.data_seed),
+            "test": ("test_problems", 0),
+        }[split]
+        kind = {"train": "training", "val": "held-out"}.get(split) or problems[0].task
+        tokenizer = self._tokenizer()
         chosen: dict[int, EncodedPrompt] = {}
         complaints: dict[str, str] = {}
         lengths: list[int] = []
-        for number in shuffled(len(problems), derive_seed(setting, self.data_seed)):
-            if len(chosen) == count:
-                break
-            problem = problems[number]
-            if complaint := self._sources[problem.task].verifier.check_columns(problem.columns):
-                complaints[problem.id] = complaint
-                continue
-            prompt = self._prompt(problem, tokenizer)
-            lengths.append(len(prompt.ids))
-            if lengths[-1] <= self.max_prompt_length:
-                chosen[number] = prompt
-        self._report(complaints, lengths)
+        order = iter(shuffled(len(problems), derive_seed(setting, seed)))
+        while len(chosen) != count and (rows := list(islice(order, None if count is None else count - len(chosen)))):
+            for number, complaint in zip(rows, self._complaints([problems[row] for row in rows]), strict=True):
+                problem = problems[number]
+                counts = self._counts[f"{split}/{problem.task}"]
+                if complaint is not None:
+                    complaints[problem.id] = complaint
+                    counts["unverifiable"] += 1
+                    continue
+                prompt = self._prompt(problem, tokenizer)
+                lengths.append(len(prompt.ids))
+                if lengths[-1] <= self.max_prompt_length:
+                    chosen[number] = prompt
+                    counts["chosen"] += 1
+                else:
+                    counts["too_long"] += 1
+        self._report(complaints, lengths, kind)
+        if not lengths:
+            raise ValueError(f"none of {len(problems)} {kind} problems can be verified")
         if not chosen:
-            kind = "training" if setting == "num_problems" else "held-out"
             raise ValueError(
                 f"`max_prompt_length` {self.max_prompt_length} leaves no {kind} prompt: "
-                f"the shortest has {min(lengths, default=0)} tokens"
+                f"the shortest has {min(lengths)} tokens"
             )
-        if count is not None and len(chosen) < count:
+        if split != "test" and count is not None and len(chosen) < count:
             raise ValueError(f"`{setting}` must be at most the {len(chosen)} usable problems, got {count}")
-        order = sorted(chosen)
-        return self._prompt_set([problems[number] for number in order], [chosen[n] for n in order], tokenizer)
+        kept = sorted(chosen)
+        pads = [i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if isinstance(i, int)]
+        return PromptSet(
+            problems=tuple(problems[number] for number in kept),
+            prompts=tuple(chosen[number] for number in kept),
+            task_names=self.set_names(split),
+            pad_token_id=pads[0],
+        )
 
-    def _report(self, complaints: Mapping[str, str], lengths: Sequence[int]) -> None:
+    def _complaints(self, problems: Sequence[Problem]) -> list[str | None]:
+        found: dict[str, str | None] = {}
+        for task in {problem.task for problem in problems}:
+            of_task = [problem for problem in problems if problem.task == task]
+            complaints = self.verifiers[task].check_rows([problem.columns for problem in of_task])
+            found |= zip((problem.id for problem in of_task), complaints, strict=True)
+        return [found[problem.id] for problem in problems]
+
+    def _report(self, complaints: Mapping[str, str], lengths: Sequence[int], kind: str) -> None:
         if complaints:
             first = "; ".join(f"{name}: {complaint}" for name, complaint in sorted(complaints.items())[:3])
             looked_at = len(complaints) + len(lengths)
-            message = f"{len(complaints)} of {looked_at} problems cannot be verified ({first})"
+            message = f"{len(complaints)} of {looked_at} {kind} problems cannot be verified ({first})"
             if not self.skip_bad_golds:
                 raise ValueError(f"{message}; mend them, or set `skip_bad_golds` to leave them out")
             rank_zero_warn(f"{message}: left out")
         if long := sum(length > self.max_prompt_length for length in lengths):
             rank_zero_warn(
-                f"{long} of {len(lengths)} prompts are longer than `max_prompt_length` {self.max_prompt_length}: "
-                f"left out"
+                f"{long} of {len(lengths)} {kind} prompts are longer than `max_prompt_length` "
+                f"{self.max_prompt_length}: left out"
             )
 
     def _prompt(self, problem: Problem, tokenizer: PreTrainedTokenizerBase) -> EncodedPrompt:
         template = self._sources[problem.task].template or self.template
         return template.encode(tokenizer, {**problem.columns, "problem": problem.problem})
 
-    def _prompt_set(
-        self, problems: Iterable[Problem], prompts: Iterable[EncodedPrompt], tokenizer: PreTrainedTokenizerBase
-    ) -> PromptSet:
-        pads = [i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if isinstance(i, int)]
-        return PromptSet(
-            problems=tuple(problems), prompts=tuple(prompts), task_names=self.task_names, pad_token_id=pads[0]
-        )
+    def _evaluation_loaders(self, split: Split) -> list[PromptLoader]:
+        return [self._loader(prompts, self.val_prompts_per_step) for prompts in self._prompts[split]]
 
-    def _loader(self, split: Split, prompts_per_step: int, longest_first: bool = False) -> PromptLoader:
+    def _loader(self, prompts: PromptSet, prompts_per_step: int, shuffle: bool = False) -> PromptLoader:
         return PromptLoader(
-            self._prompts[split],
+            prompts,
             prompts_per_step,
             data_seed=self.data_seed,
             rank=self._attached.global_rank,
             world_size=self._attached.world_size,
-            shuffle=split == "train",
-            longest_first=longest_first,
+            shuffle=shuffle,
+            longest_first=shuffle and self.longest_first,
         )
+
+
+def _benchmark(source: ProblemSource) -> list[Problem]:
+    try:
+        problems = source.load("test", seed=0)  # whatever the data seed: runs are compared on them
+    except ValueError as error:
+        raise ValueError(f"benchmark {source.task}: {error}") from error
+    if not problems:
+        raise ValueError(f"benchmark {source.task} has no problem")
+    return problems
 
 
 def _as_list(sources: list[ProblemSource] | ProblemSource) -> list[ProblemSource]:

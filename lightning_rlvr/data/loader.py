@@ -22,7 +22,7 @@ class PromptSet:
     problems: tuple[Problem, ...]
     prompts: tuple[EncodedPrompt, ...]
     task_names: tuple[str, ...]
-    """All tasks of the run; a row's task id is the position of its task in them."""
+    """All tasks of the split; a row's task id is the position of its task in them."""
     pad_token_id: int
 
     def __len__(self) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -20,7 +22,10 @@ from lightning_rlvr.functional.random import derive_seed
 from lightning_rlvr.tasks import sums
 from lightning_rlvr.verify.base import VERIFIERS, Verifier
 
-Split = Literal["train", "val"]
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Split = Literal["train", "val", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +60,17 @@ class ProblemSource(ABC):
         """The problems of a split, the same for the same ``seed``.
 
         Args:
-            split: `train`, or `val` for held-out problems.
+            split: `train`, or `val` or `test` for held-out problems.
             seed: Data seed; other seeds give unrelated draws or splits.
 
         Raises:
             ValueError: The settings or the data are unusable; the message names setting, row and column.
         """
+
+    @property
+    def cleaning(self) -> Mapping[str, int]:
+        """What was read and what ``load`` left out of it, counted by reason; nothing where all was taken."""
+        return {}
 
 
 class ReasoningGymSource(ProblemSource):
@@ -103,15 +113,16 @@ class ReasoningGymSource(ProblemSource):
         if self.dataset not in DATASETS:
             raise ValueError(f"unknown `dataset` {self.dataset!r}; choices: {', '.join(sorted(DATASETS))}")
         # item i of seed s is made from Random(s + i): near seeds would share their items
-        first = derive_seed("reasoning_gym", self.dataset, seed, _checked(split)) % 2**31
-        size = self.size if split == "train" else self.val_size
+        drawn = "val" if _held_out(split) else "train"
+        first = derive_seed("reasoning_gym", self.dataset, seed, drawn) % 2**31
+        size = self.size if drawn == "train" else self.val_size
         try:
             items = list(create_dataset(self.dataset, seed=first, size=size, **self.settings)) if size else []
         except (TypeError, AssertionError) as error:
             names = ", ".join(f.name for f in fields(DATASETS[self.dataset][1]) if f.name not in {"seed", "size"})
             raise ValueError(f"`settings` of {self.dataset} do not fit ({error}); choices: {names}") from error
         return [
-            Problem(id=f"{self.task}/{seed}/{split}/{i}", problem=item["question"], columns=item, task=self.task)
+            Problem(id=f"{self.task}/{seed}/{drawn}/{i}", problem=item["question"], columns=item, task=self.task)
             for i, item in enumerate(items)
         ]
 
@@ -150,7 +161,7 @@ class SumsSource(ProblemSource):
     def load(self, split: Split, seed: int) -> list[Problem]:
         # one draw without replacement, so that the splits are disjoint
         records = sums.generate(seed, self.size + self.val_size, max_term=self.max_term)
-        chosen = slice(self.size) if _checked(split) == "train" else slice(self.size, None)
+        chosen = slice(self.size, None) if _held_out(split) else slice(self.size)
         return [
             Problem(id=f"{self.task}/{row['problem']}", problem=row["problem"], columns=dict(row), task=self.task)
             for row in records[chosen]
@@ -160,24 +171,28 @@ class SumsSource(ProblemSource):
 class DatasetSource(ProblemSource):
     """Rows of a JSON Lines, JSON or Parquet file, of a folder, or of a data set on the Hugging Face hub.
 
-    Rows that repeat a problem with the same answer count once; problems that occur with different answers are left
-    out, with a warning. Rows keep all their own columns beside those that `columns` names.
+    Rows that repeat a problem with the same answer, white space aside, count once; problems that occur with different
+    answers are left out, with a warning. Rows keep all their own columns beside those that `columns` names.
 
     Args:
         path: File (`.jsonl`, `.json`, `.parquet`), folder or hub id.
         columns: Our names to theirs; dots lead into nested values, as in `reward_model.ground_truth` or
-            `prompt.0.content`. By default `{problem: problem, answer: answer}`; `id` may be added.
+            `prompt.0.content`. By default `{problem: problem, answer: answer}`; `id` and what the verifier or the
+            template reads may be added. Only problem, answer and id may not be null.
         name: Configuration of a hub data set.
         split: Split of the data set; a single file has only `train`.
         held_out: Rows that are kept for validation, drawn by data seed: a fraction below 1 or a whole number of rows.
             With 0 all rows belong to whichever split is asked for.
         limit: Read only so many rows.
+        problem_pattern: Regular expression that the whole text of a problem must match; its first group becomes the
+            problem. Strips a prompt template that is part of the data.
+        drop: Leave out problems in which this regular expression finds something.
         task: Name of the task; by default the name of file, folder or hub data set.
         verifier: A verifier or its short name.
         template: How these problems are shown; by default as the data module says.
 
     Raises:
-        ValueError: `columns` lacks `problem`, or `held_out` or `limit` is out of range.
+        ValueError: `columns` lacks `problem`, `held_out` or `limit` is out of range, or a regular expression is none.
     """
 
     def __init__(
@@ -188,6 +203,8 @@ class DatasetSource(ProblemSource):
         split: str = "train",
         held_out: float = 0,
         limit: int | None = None,
+        problem_pattern: str | None = None,
+        drop: str | None = None,
         task: str | None = None,
         verifier: Verifier | str = "math",
         template: PromptTemplate | None = None,
@@ -199,61 +216,94 @@ class DatasetSource(ProblemSource):
         self.split = split
         self.held_out = held_out
         self.limit = limit
+        self.problem_pattern = problem_pattern
+        self.drop = drop
         if "problem" not in self.columns:
             raise ValueError(f"`columns` must say which column is `problem`, got {', '.join(self.columns) or 'none'}")
         countable = 0 <= held_out < 1 or (held_out >= 1 and held_out % 1 == 0)
         require(countable, "held_out", "a fraction below 1 or a whole number of rows", held_out)
         require(limit is None or limit >= 1, "limit", "at least 1", limit)
+        _groups("drop", drop or "")
+        grouped = problem_pattern is None or _groups("problem_pattern", problem_pattern) > 0
+        require(grouped, "problem_pattern", "a regular expression with a group for the problem", problem_pattern)
 
     @override
     def load(self, split: Split, seed: int) -> list[Problem]:
-        problems = self._distinct
+        problems, _ = self._cleaned
         if not problems:
             raise ValueError(f"`path` must hold at least one problem, got none in {self.path!r}")
         held_out = round(self.held_out if self.held_out >= 1 else self.held_out * len(problems))
         if held_out >= len(problems):
             raise ValueError(f"`held_out` must leave a problem to train on, got {held_out} of {len(problems)}")
-        if _checked(split) == "train" or held_out:
+        if not _held_out(split) or held_out:
             last = set(shuffled(len(problems), derive_seed("held_out", self.task, seed))[:held_out])
-            problems = [problem for i, problem in enumerate(problems) if (i in last) == (split == "val")]
+            problems = [problem for i, problem in enumerate(problems) if (i in last) == _held_out(split)]
         return problems
 
-    def _problems(self) -> Iterator[Problem]:
-        for number, row in enumerate(_rows(self.path, self.name, self.split), start=1):
-            if self.limit is not None and number > self.limit:
-                return
-            mapped = {ours: _look_up(row, theirs, self.path, number) for ours, theirs in self.columns.items()}
-            for ours, value in mapped.items():
-                if value is None or (ours == "problem" and not str(value).strip()):
-                    raise ValueError(f"row {number} of {self.path!r} has no {ours} (column {self.columns[ours]!r})")
-            if not isinstance(mapped["problem"], (str, int, float)):
-                raise ValueError(
-                    f"row {number} of {self.path!r}: `problem` must be text, got {type(mapped['problem']).__name__}; "
-                    f"dots lead into nested values, as in `problem: {self.columns['problem']}.0.content`"
-                )
-            yield Problem(
-                id=f"{self.task}/{mapped.get('id', number)}",
-                problem=str(mapped["problem"]),
-                columns={**row, **mapped},
-                task=self.task,
-            )
+    @property
+    @override
+    def cleaning(self) -> Mapping[str, int]:
+        return self._cleaned[1]
 
     @cached_property
-    def _distinct(self) -> list[Problem]:
+    def _cleaned(self) -> tuple[list[Problem], Mapping[str, int]]:
+        """Distinct problems; rows read, repetitions among them, and distinct problems left out for each reason."""
+        counts = {"rows": 0}
         first: dict[str, Problem] = {}
-        conflicts = set()
-        for problem in self._problems():
+        conflicting = set()
+        for number, row in self._rows(counts):
+            problem = self._problem(number, row)
             known = first.setdefault(normalized(problem), problem)
-            if str(known.columns.get("answer")) != str(problem.columns.get("answer")):
-                conflicts.add(normalized(problem))
-        if conflicts:
-            rank_zero_warn(f"{self.path!r} gives {len(conflicts)} problems with different answers: left out")
-        kept = [problem for text, problem in first.items() if text not in conflicts]
+            if _compact(known.columns.get("answer")) != _compact(problem.columns.get("answer")):
+                conflicting.add(normalized(problem))
+        unwanted = re.compile(self.drop or r"(?!)")
+        dropped = {text for text, problem in first.items() if unwanted.search(problem.problem)}
+        if conflicting := conflicting - dropped:
+            rank_zero_warn(f"{self.path!r} gives {len(conflicting)} problems with different answers: left out")
+        kept = [problem for text, problem in first.items() if text not in conflicting | dropped]
         if len({problem.id for problem in kept}) < len(kept):
             raise ValueError(
                 f"`columns` maps `id` to {self.columns['id']!r}, whose values must differ from row to row"
             )
-        return kept
+        counts |= {"repeated": counts["rows"] - len(first), "dropped": len(dropped), "conflicting": len(conflicting)}
+        return kept, counts
+
+    def _rows(self, counts: dict[str, int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Rows with their numbers, all of them counted; of a table only the first with its problem and answer."""
+        rows = _stored(self.path, self.name, self.split)
+        if isinstance(rows, Iterator):
+            for number, row in enumerate(islice(rows, self.limit), start=1):
+                counts["rows"] = number
+                yield number, row
+            return
+        rows = rows.select(range(min(len(rows), self.limit or len(rows))))
+        counts["rows"] = len(rows)
+        chosen = _first_occurrences(rows, (self.columns["problem"], self.columns.get("answer", "answer")))
+        yield from zip((number + 1 for number in chosen), rows.select(chosen), strict=True)
+
+    def _problem(self, number: int, row: Mapping[str, Any]) -> Problem:
+        mapped = {ours: _look_up(row, theirs, self.path, number) for ours, theirs in self.columns.items()}
+        text = mapped["problem"]
+        if not isinstance(text, (str, int, float, type(None))):
+            raise ValueError(
+                f"row {number} of {self.path!r}: `problem` must be text, got {type(text).__name__}; "
+                f"dots lead into nested values, as in `problem: {self.columns['problem']}.0.content`"
+            )
+        if self.problem_pattern is not None and text is not None:
+            match = re.fullmatch(self.problem_pattern, str(text))
+            if match is None or match[1] is None:
+                start = str(text)[:60]
+                raise ValueError(f"row {number} of {self.path!r} does not match `problem_pattern`: {start!r}...")
+            mapped["problem"] = text = match[1]
+        for ours in ("problem", "answer", "id"):
+            if mapped.get(ours, "") is None or (ours == "problem" and not str(text).strip()):
+                raise ValueError(f"row {number} of {self.path!r} has no {ours} (column {self.columns[ours]!r})")
+        return Problem(
+            id=f"{self.task}/{mapped.get('id', number)}",
+            problem=str(text),
+            columns={**row, **mapped},
+            task=self.task,
+        )
 
 
 def normalized(problem: Problem) -> str:
@@ -276,9 +326,20 @@ def shuffled(size: int, seed: int) -> list[int]:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def _checked(split: str) -> str:
+def _held_out(split: str) -> bool:
     require_choice("split", get_args(Split), split)
-    return split
+    return split != "train"
+
+
+def _compact(answer: object) -> str:
+    return "".join(str(answer).split())
+
+
+def _groups(name: str, pattern: str) -> int:
+    try:
+        return re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"`{name}` must be a regular expression, got {pattern!r}: {error}") from error
 
 
 def _look_up(row: Mapping[str, Any], path: str, source: str, number: int) -> Any:
@@ -286,6 +347,8 @@ def _look_up(row: Mapping[str, Any], path: str, source: str, number: int) -> Any
         return row[path]
     value: Any = row
     for key in path.split("."):
+        if value is None:
+            return None
         if isinstance(value, Mapping) and key in value:
             value = value[key]
         elif isinstance(value, list) and key.isdigit() and int(key) < len(value):
@@ -297,11 +360,22 @@ def _look_up(row: Mapping[str, Any], path: str, source: str, number: int) -> Any
     return value
 
 
-def _rows(path: str, name: str | None, split: str) -> Iterable[Mapping[str, Any]]:
+def _column(batch: Any, path: str) -> Iterator[str]:
+    from pyarrow import compute, types  # type: ignore[import-untyped]
+
+    top, *keys = [path] if path in batch.column_names else path.split(".")
+    values = batch[top]
+    for key in keys:
+        nested = types.is_struct(values.type)
+        values = compute.struct_field(values, key) if nested else compute.list_element(values, int(key))
+    return map(str, values.to_pylist())
+
+
+def _stored(path: str, name: str | None, split: str) -> Iterator[Mapping[str, Any]] | Dataset:
     file = Path(path)
     kind = file.suffix.lower()
     if kind not in {".jsonl", ".json", ".parquet"}:
-        return _dataset_rows(path, name, split)
+        return _dataset(path, name, split)
     if not file.is_file():
         raise ValueError(f"`path` must be an existing file, got {path!r}")
     if split != "train":
@@ -309,39 +383,61 @@ def _rows(path: str, name: str | None, split: str) -> Iterable[Mapping[str, Any]
     if name is not None:
         raise ValueError(f"`name` is for data sets on the hub, got {name!r} with the file {path!r}")
     if kind == ".parquet":
-        return _dataset_rows("parquet", None, split, data_files=path)
+        return _dataset("parquet", None, split, data_files=path)
     return _json_rows(file)
 
 
-def _json_rows(file: Path) -> list[Mapping[str, Any]]:
-    rows = []
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{str(file)!r} must be UTF-8: {error}") from error
-    numbered = enumerate(text.split("\n"), start=1) if file.suffix.lower() == ".jsonl" else [(1, text)]
-    for number, line in numbered:
+def _json_rows(file: Path) -> Iterator[Mapping[str, Any]]:
+    number = 0
+    for value in _json_values(file):
+        for row in value if isinstance(value, list) else [value]:
+            number += 1
+            if not isinstance(row, dict):
+                raise ValueError(f"row {number} of {str(file)!r} must be an object, got {type(row).__name__}")
+            yield row
+
+
+def _json_values(file: Path) -> Iterator[Any]:
+    with file.open("rb") as lines:  # in text mode, other characters than the line feed would end a line too
+        for number, line in enumerate(lines if file.suffix.lower() == ".jsonl" else [lines.read()], start=1):
+            try:
+                text = line.decode("utf-8-sig")
+                yield json.loads(text) if text.strip() else []
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{str(file)!r} must be UTF-8: line {number}: {error}") from error
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number} of {str(file)!r} is not JSON: {error}") from error
+
+
+def _first_occurrences(rows: Dataset, paths: Sequence[str]) -> list[int]:
+    """Numbers of the rows whose values at ``paths`` no earlier row has; the columns are read as Arrow batches.
+
+    A million rows take seconds that way, and minutes as Python objects.
+    """
+    from pyarrow import ArrowException
+
+    first: dict[Any, int] = {}
+    start = 0
+    for batch in rows.with_format("arrow").iter(10_000):
         try:
-            value = json.loads(line) if line.strip() else []
-        except json.JSONDecodeError as error:
-            raise ValueError(f"line {number} of {str(file)!r} is not JSON: {error}") from error
-        rows += value if isinstance(value, list) else [value]
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise ValueError(f"row {number} of {str(file)!r} must be an object, got {type(row).__name__}")
-    return rows
+            keys: Iterable[Any] = zip(*(_column(batch, path) for path in paths), strict=True)
+        except (ArrowException, KeyError, ValueError):  # some row lacks it: whoever reads them all will name the row
+            keys = range(start, start + len(batch))
+        for number, key in enumerate(keys, start=start):
+            first.setdefault(key, number)
+        start += len(batch)
+    return list(first.values())
 
 
-def _dataset_rows(path: str, name: str | None, split: str, **files: str) -> Iterable[Mapping[str, Any]]:
+def _dataset(path: str, name: str | None, split: str, **files: str) -> Dataset:
     require_package("datasets", "datasets", "data", f"reading {files.get('data_files', path)!r}")
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
     try:
-        rows: Iterable[Mapping[str, Any]] = load_dataset(path, name, split=split, **files)
+        return load_dataset(path, name, split=split, **files)
     except (OSError, ValueError, DatasetsError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"`path` {files.get('data_files', path)!r} (name {name}, split {split!r}) cannot be loaded: {reason}"
         ) from error
-    return rows

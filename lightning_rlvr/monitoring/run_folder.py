@@ -46,7 +46,7 @@ def run_folder(trainer: Trainer) -> Path | None:
 
 
 class RunFolder(Callback):
-    """Writes ``environment.json`` and ``problems.json`` when training starts, and the run's row of HPARAMS.
+    """Writes ``environment.json``, when training starts also ``problems.json`` and the run's row of HPARAMS.
 
     Args:
         settings: Nested configuration of the run, the columns of TensorBoard's HPARAMS page.
@@ -76,11 +76,24 @@ class RunFolder(Callback):
         folder.mkdir(parents=True, exist_ok=True)
         data = pl_module.datamodule
         _write_json(unused(folder / "environment.json"), environment() | {"data_hash": data.data_hash})
-        _write_json(folder / "problems.json", {"data_seed": data.data_seed, "ids": data.problem_ids})
+        chosen = {"data_seed": data.data_seed, "data_hash": data.data_hash, "cleaning": data.cleaning}
+        _write_json(folder / "problems.json", chosen | {"ids": data.problem_ids})
         experiment, start, _ = self._hparams()
         for writer in _writers(trainer):
             writer.add_summary(experiment)
             writer.add_summary(start)
+
+    @override
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        folder = run_folder(trainer)
+        if trainer.is_global_zero and folder is not None and not (folder / "environment.json").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_json(folder / "environment.json", environment())
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self.on_test_start(trainer, pl_module)
 
     @override
     def on_train_batch_end(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,10 @@ class Head(NamedTuple):
 
     scale: float
     softcap: float | None
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Element size in bytes -> how to look at the same memory as whole numbers, whose sum does not depend on its order."""
 
 
 class Policy(nn.Module):
@@ -277,6 +282,18 @@ class Policy(nn.Module):
     def trainable_state_dict(self) -> dict[str, Tensor]:
         """What trains: name -> tensor that shares memory with the parameter."""
         return {name: parameter.detach() for name, parameter in self.named_trainable()}
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint of all weights; those of a new adapter that changes nothing yet do not count."""
+        state = dict(self.model.named_parameters())
+        untrained = self._adapter_is_new and not any(value.any() for name, value in state.items() if "lora_B" in name)
+        digest = hashlib.sha256()
+        for name, value in state.items():
+            if not (untrained and ".lora_" in name):
+                bits = value.detach().view(_BITS[value.element_size()])
+                digest.update(f"{name} {list(value.shape)} {bits.sum(dtype=torch.int64)}".encode())
+        return digest.hexdigest()[:16]
 
     @torch.no_grad()
     def load_trainable_state_dict(self, state: Mapping[str, Tensor]) -> None:

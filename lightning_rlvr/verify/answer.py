@@ -1,42 +1,76 @@
-"""Where a completion states its final answer, and what becomes of it."""
+"""Where a completion states its final answer, and a data row its gold one."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from lightning_rlvr.verify.base import Attempt, Verdict
+Extract = Literal["boxed", "last_line", "last_number", "all"]
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>-?\d[\d.,/]*|[A-Z]\b))")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _JOINT = re.compile(r"[\s$]*(?:,|or|and|,\s*(?:or|and))[\s$]*", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\d.)])-?\d+(?:,\d{3})*(?:\.\d+)?|\d+(?:,\d{3})*(?:\.\d+)?")
-_ANSWER_LINE = re.compile(r"\banswer[ \t*_]*:(.*)", re.IGNORECASE)
+_ANSWER_LINE = re.compile(r"\banswer[ \t*_]*:", re.IGNORECASE)
 
 
-def final_answer(completion: str, *, truncated: bool) -> str | None:
-    r"""The last ``\boxed{}`` (or ``\fbox{}``) after any ``</think>``, else the last ``Answer:`` line, else None.
+@dataclass(frozen=True, kw_only=True)
+class Extraction:
+    """The final answer of a completion and where it stood, or why there is none."""
 
-    Boxes joined by nothing but a comma, "or" or "and" are one answer with several parts, so that listing the options
-    is not a way to be right. A completion cut off inside box, line or reasoning has no answer; nor has an empty box.
+    answer: str | None
+    rule: str
+
+
+def extract(completion: str, where: Extract, *, truncated: bool) -> Extraction:
+    r"""The final answer after any ``</think>``.
+
+    ``boxed``: the last ``\boxed{}`` or ``\fbox{}``, else the last ``Answer:`` line. Boxes joined by nothing but a
+    comma, "or" or "and" are one answer with several parts, so that listing the options is not a way to be right.
+    ``last_line``: the last line that is not blank. ``last_number``: the last number, thousands commas dropped; a minus
+    sign between two numbers is an operator. ``all``: the whole completion, reasoning included.
+
+    A completion cut off inside box, line, number or reasoning has no answer; nor has an empty box.
 
     Args:
         completion: Text after the prompt.
+        where: One of the four rules.
         truncated: The completion ended without an end token, so its last line may be incomplete.
 
     Example:
-        >>> final_answer(r"<think>\boxed{9}?</think> No: \boxed{\frac{1}{2}}.", truncated=False)
-        '\\frac{1}{2}'
-        >>> final_answer(r"either $\boxed{A}$ or $\boxed{B}$", truncated=False)
-        'A, B'
-        >>> final_answer("Answer: 12", truncated=True) is None
-        True
+        >>> extract(r"<think>\boxed{9}?</think> No: \boxed{\frac{1}{2}}.", "boxed", truncated=False)
+        Extraction(answer='\\frac{1}{2}', rule='last \\boxed{}')
+        >>> extract(r"either $\boxed{A}$ or $\boxed{B}$", "boxed", truncated=False)
+        Extraction(answer='A, B', rule='last \\boxed{}')
+        >>> extract("Answer: 12", "boxed", truncated=True)
+        Extraction(answer=None, rule='truncated inside the Answer: line')
+        >>> extract("97 - 12 is 85.", "last_number", truncated=False)
+        Extraction(answer='85', rule='last number')
     """
-    text = _conclusion(completion)
-    answer = _last_box(text) if _BOX.search(text) else _last_answer_line(text, truncated)
-    return answer or None
+    text = completion.rpartition("</think>")[2]
+    if where == "all":
+        return _cut("completion", completion.strip(), truncated=truncated)
+    if "<think>" in text:
+        return Extraction(answer=None, rule="reasoning not closed")
+    if where == "last_line":
+        return _cut("last line", text.strip().rpartition("\n")[2].strip(), truncated=truncated)
+    if where == "last_number":
+        numbers = _NUMBER.findall(text)
+        return _cut("last number", numbers[-1].replace(",", "") if numbers else "", truncated=truncated)
+    return _last_box(text, truncated=truncated) or _last_answer_line(text, truncated=truncated)
+
+
+def last_number(completion: str, *, truncated: bool) -> str | None:
+    """The answer by the rule ``last_number`` of `extract`, or None.
+
+    Example:
+        >>> last_number("so x = -1,250", truncated=False)
+        '-1250'
+    """
+    return extract(completion, "last_number", truncated=truncated).answer
 
 
 def gold_of(columns: Mapping[str, Any]) -> Any:
@@ -50,86 +84,63 @@ def gold_of(columns: Mapping[str, Any]) -> Any:
     return gold[0] if isinstance(gold, (list, tuple)) and len(gold) == 1 else gold
 
 
+def golds_of(columns: Mapping[str, Any]) -> tuple[str, ...]:
+    r"""The gold answers of a row as text, any of which is right.
+
+    A list holds alternatives. A text with a box (a worked solution) stands for what its last box holds, one with
+    ``####`` for what follows that.
+
+    Example:
+        >>> golds_of({"answer": [r"hence \boxed{12}", "6 + 6 = 12\n#### 12", 12.0]})
+        ('12', '12', '12.0')
+    """
+    gold = gold_of(columns)
+    return tuple(map(_gold_text, gold if isinstance(gold, (list, tuple)) else (gold,)))
+
+
+def _gold_text(gold: Any) -> str:
+    text = str(gold)
+    box = _last_box(text, truncated=False)
+    return (box.answer or "") if box else text.rpartition("####")[2].strip()
+
+
 def gold_complaint(columns: Mapping[str, Any]) -> str | None:
     """What is wrong with the gold answer of a row, so that no completion could ever match it; None if nothing is.
 
     Example:
-        >>> gold_complaint({"answer": float("nan")}), gold_complaint({"answer": 12})
-        ('`answer` must be text or a finite number, got nan', None)
+        >>> gold_complaint({"answer": float("nan")}), gold_complaint({"answer": [12, "twelve"]})
+        ('`answer` must be text or a finite number, or a list of such, got nan', None)
     """
     if "answer" not in columns:
         return f"`columns` must hold 'answer', got {', '.join(columns) or 'none'}"
     gold = gold_of(columns)
-    if not isinstance(gold, (str, int, float)) or (isinstance(gold, float) and not math.isfinite(gold)):
-        return f"`answer` must be text or a finite number, got {gold!r}"
-    return None if str(gold).strip() else "`answer` is empty"
+    for one in gold if isinstance(gold, (list, tuple)) else (gold,):
+        if not isinstance(one, (str, int, float)) or (isinstance(one, float) and not math.isfinite(one)):
+            return f"`answer` must be text or a finite number, or a list of such, got {gold!r}"
+    return None if golds_of(columns) and all(golds_of(columns)) else "`answer` is empty"
 
 
-def last_line(completion: str, *, truncated: bool) -> str | None:
-    r"""The last line that is not blank; None if there is none, or if the completion was cut off inside it.
-
-    Example:
-        >>> last_line("so it is\n 12 \n", truncated=False)
-        '12'
-    """
-    lines = _conclusion(completion).strip().splitlines()
-    return lines[-1].strip() if lines and not truncated else None
+def _cut(where: str, answer: str, *, truncated: bool) -> Extraction:
+    if truncated:
+        return Extraction(answer=None, rule=f"truncated inside the {where}")
+    return Extraction(answer=answer or None, rule=where if answer else f"no {where.removeprefix('last ')}")
 
 
-def last_number(completion: str, *, truncated: bool) -> str | None:
-    """The last number, thousands commas dropped; None if there is none, or if the completion was cut off.
-
-    A minus sign between two numbers is an operator.
-
-    Example:
-        >>> last_number("97 - 12 is 85.", truncated=False), last_number("so x = -1,250", truncated=False)
-        ('85', '-1250')
-    """
-    numbers = _NUMBER.findall(_conclusion(completion))
-    return numbers[-1].replace(",", "") if numbers and not truncated else None
-
-
-def judge(attempt: Attempt, answer: str | None, decide: Callable[[str, Mapping[str, Any]], Verdict]) -> Verdict:
-    """The verdict on an answer: ``no_answer`` without one, ``error`` (NaN) if ``decide`` raises, else its own.
-
-    Args:
-        attempt: The completion that was verified.
-        answer: What was extracted from it.
-        decide: Compares an answer with the columns of its problem.
-
-    Example:
-        >>> attempt = Attempt(prompt="", completion="", completion_ids=(), truncated=False, columns={})
-        >>> judge(attempt, "1", lambda answer, columns: Verdict(status="correct", reward=1 / 0))
-        Verdict(status='error', reward=nan, answer='1', reason='ZeroDivisionError: division by zero')
-    """
-    if answer is None:
-        reason = "truncated before a final answer" if attempt.truncated else "no final answer"
-        return Verdict(status="no_answer", reward=0.0, reason=reason)
-    try:
-        return decide(answer, attempt.columns)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # time limits of third-party checkers do not derive from Exception
-        return Verdict(status="error", reward=math.nan, answer=answer, reason=f"{type(error).__name__}: {error}")
-
-
-def _conclusion(completion: str) -> str:
-    text = completion.rpartition("</think>")[2]
-    return "" if "<think>" in text else text
-
-
-def _last_box(text: str) -> str | None:
+def _last_box(text: str, *, truncated: bool) -> Extraction | None:
     parts: list[str] = []
     start = len(text)
     for box in reversed(list(_BOX.finditer(text))):
-        end = _closing_brace(text, box.end())
+        end = box.end() - 1 if box["bare"] else _closing_brace(text, box.end())
         if parts and (end is None or not _JOINT.fullmatch(text, end + 1, start)):
             break
         if end is None:
-            return None
-        parts.append(text[box.end() : end].strip())
+            return Extraction(answer=None, rule="truncated inside the box" if truncated else "box not closed")
+        parts.append(box["bare"].rstrip(".,/") if box["bare"] else _trim(text[box.end() : end]))
         start = box.start()
-    return ", ".join(dict.fromkeys(reversed(parts)))
+    if not parts:
+        return None
+    answer = ", ".join(dict.fromkeys(reversed(parts)))
+    return Extraction(answer=answer or None, rule=r"last \boxed{}" if answer else "empty box")
 
 
 def _closing_brace(text: str, start: int) -> int | None:
@@ -141,8 +152,21 @@ def _closing_brace(text: str, start: int) -> int | None:
     return None
 
 
-def _last_answer_line(text: str, truncated: bool) -> str | None:
-    lines = list(_ANSWER_LINE.finditer(text))
-    if not lines or (truncated and lines[-1].end() == len(text)):
-        return None
-    return lines[-1].group(1).strip().rstrip(".").strip("*_$ \t")
+def _trim(text: str) -> str:
+    r"""Without white space at the ends, be it written as ``\ `` or not; no single backslash stays behind."""
+    text = text.strip()
+    while (len(text) - len(text.rstrip("\\"))) % 2:
+        text = text[:-1].rstrip()
+    return text
+
+
+def _last_answer_line(text: str, *, truncated: bool) -> Extraction:
+    starts = [match.end() for match in _ANSWER_LINE.finditer(text)]
+    if not starts:
+        reason = "truncated before a final answer" if truncated else "no box and no Answer: line"
+        return Extraction(answer=None, rule=reason)
+    line, newline, _ = text[starts[-1] :].partition("\n")
+    if truncated and not newline:
+        return Extraction(answer=None, rule="truncated inside the Answer: line")
+    answer = line.partition("</answer>")[0].strip().rstrip(".").strip("*_$ \t")
+    return Extraction(answer=answer or None, rule="last Answer: line" if answer else "empty Answer: line")

@@ -58,5 +58,9 @@ class Verifier(ABC):
         """What is wrong with a data row (missing column, gold that does not parse), or None; asked at loading."""
         return None
 
+    def check_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """``check_columns`` of many rows, for verifiers that can do better than one by one."""
+        return [self.check_columns(columns) for columns in rows]
+
 
 VERIFIERS: Registry[type[Verifier]] = Registry("verifier", "lightning_rlvr.verifiers", "lightning_rlvr.verify")

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import Any, get_args
 
 from typing_extensions import override
 
 from lightning_rlvr.checks import require, require_choice
-from lightning_rlvr.verify.answer import final_answer, gold_complaint, gold_of, judge, last_line, last_number
+from lightning_rlvr.verify.answer import Extract, Extraction, extract, gold_complaint, golds_of
 from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict, Verifier
-
-Extract = Literal["boxed", "last_line", "last_number", "all"]
 
 
 @VERIFIERS.register("exact")
 class ExactVerifier(Verifier):
     r"""1 if the final answer is the gold one letter by letter, white space aside, else 0.
+
+    A list of gold answers holds alternatives; one with a box or ``####`` is read as in `math`.
 
     Args:
         extract: Where the answer is. `boxed`: the last ``\boxed{}``, else the last ``Answer:`` line. `last_line`: the
@@ -41,31 +42,29 @@ class ExactVerifier(Verifier):
 
     @override
     def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:
-        return [judge(attempt, self._answer(attempt), _decide) for attempt in attempts]
+        return [_verdict(self._extraction(attempt), attempt.columns) for attempt in attempts]
 
     @override
     def check_columns(self, columns: Mapping[str, Any]) -> str | None:
         return gold_complaint(columns)
 
-    def _answer(self, attempt: Attempt) -> str | None:
-        answer = _EXTRACTORS[self.extract](attempt.completion, truncated=attempt.truncated)
-        if answer is not None and self.after is not None:
-            answer = answer.rpartition(self.after)[2] if self.after in answer else None
-        return _normalize(answer or "") or None
+    def _extraction(self, attempt: Attempt) -> Extraction:
+        found = extract(attempt.completion, self.extract, truncated=attempt.truncated)
+        if found.answer is None or self.after is None:
+            return found
+        _, after, answer = found.answer.rpartition(self.after)
+        rule = f"{found.rule}, after {self.after!r}" if after else f"{found.rule} without {self.after!r}"
+        return replace(found, answer=answer if after else None, rule=rule)
 
 
-def _whole(completion: str, *, truncated: bool) -> str | None:
-    return None if truncated else completion
+def _verdict(found: Extraction, columns: Mapping[str, Any]) -> Verdict:
+    answer = _normalize(found.answer or "")
+    if not answer:
+        return Verdict(status="no_answer", reward=0.0, reason=found.rule)
+    if answer in map(_normalize, golds_of(columns)):
+        return Verdict(status="correct", reward=1.0, answer=answer, reason=f"{found.rule}; the same text")
+    return Verdict(status="wrong", reward=0.0, answer=answer, reason=f"{found.rule}; not the same text")
 
 
-_EXTRACTORS = {"boxed": final_answer, "last_line": last_line, "last_number": last_number, "all": _whole}
-
-
-def _decide(answer: str, columns: Mapping[str, Any]) -> Verdict:
-    if answer == _normalize(gold_of(columns)):
-        return Verdict(status="correct", reward=1.0, answer=answer)
-    return Verdict(status="wrong", reward=0.0, answer=answer)
-
-
-def _normalize(text: Any) -> str:
-    return " ".join(str(text).split())
+def _normalize(text: str) -> str:
+    return " ".join(text.split())

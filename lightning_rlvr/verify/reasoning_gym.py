@@ -2,42 +2,72 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 from typing_extensions import override
 
-from lightning_rlvr.checks import require_package
-from lightning_rlvr.verify.answer import final_answer, judge, last_line
+from lightning_rlvr.checks import require, require_choice, require_package
+from lightning_rlvr.verify.answer import Extract, Extraction, extract
 from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict, Verifier
+from lightning_rlvr.verify.pool import Failure, run
+
+_COLUMNS = ("question", "answer", "metadata")
 
 
 @VERIFIERS.register("reasoning_gym")
 class ReasoningGymVerifier(Verifier):
     r"""The score in [0, 1] that the problem's own data set gives; correct if it is 1.
 
-    The answer is the last ``\boxed{}`` after any ``</think>``, else the last ``Answer:`` line. Reads the columns
-    ``question``, ``answer`` and ``metadata`` as reasoning-gym makes them.
+    Reads the columns ``question``, ``answer`` and ``metadata`` as reasoning-gym makes them. Scorers run in worker
+    processes that can be killed: many of them hand answers to sympy.
 
     Args:
-        last_line: Take the last line as the answer where a completion has neither box nor ``Answer:`` line.
+        extract: Where the answer is. `boxed`: the last ``\boxed{}``, else the last ``Answer:`` line. `last_line`: the
+            last line. `last_number`: the last number. `all`: the whole completion.
+        time_limit: Seconds for each score; beyond it the verdict is `timeout`, which has no score.
 
     Raises:
         ImportError: reasoning-gym is not installed.
+
+    Example:
+        >>> columns = {"question": "4 + 3 =", "answer": "7", "metadata": {"source_dataset": "chain_sum"}}
+        >>> attempt = Attempt(
+        ...     prompt="", completion="Answer: 7", completion_ids=(), truncated=False, columns=columns
+        ... )
+        >>> verdict = ReasoningGymVerifier().verify([attempt])[0]
+        >>> verdict.status, verdict.reason
+        ('correct', 'last Answer: line; chain_sum gives 1')
     """
 
-    def __init__(self, last_line: bool = False) -> None:
+    def __init__(self, extract: Extract = "boxed", time_limit: float = 5.0) -> None:
         require_package("reasoning_gym", "reasoning-gym", "data", type(self).__name__)
-        self.last_line = last_line
+        require_choice("extract", get_args(Extract), extract)
+        require(0 < time_limit < math.inf, "time_limit", "a positive number of seconds", time_limit)
+        self.extract = extract
+        self.time_limit = time_limit
 
     @override
     def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:
-        return [judge(attempt, self._answer(attempt), _decide) for attempt in attempts]
+        found = [extract(one.completion, self.extract, truncated=one.truncated) for one in attempts]
+        asked = [
+            (one.answer, {name: attempt.columns.get(name) for name in _COLUMNS})
+            for one, attempt in zip(found, attempts, strict=True)
+            if one.answer is not None
+        ]
+        scores = iter(run(_score, asked, time_limit=self.time_limit))
+        return [
+            Verdict(status="no_answer", reward=0.0, reason=one.rule)
+            if one.answer is None
+            else _verdict(one, next(scores), attempt.columns)
+            for one, attempt in zip(found, attempts, strict=True)
+        ]
 
     @override
     def check_columns(self, columns: Mapping[str, Any]) -> str | None:
-        missing = [name for name in ("question", "answer", "metadata") if name not in columns]
+        missing = [name for name in _COLUMNS if name not in columns]
         if missing:
             return f"`columns` must hold {', '.join(missing)}, got {', '.join(columns) or 'none'}"
         try:
@@ -46,11 +76,16 @@ class ReasoningGymVerifier(Verifier):
             return f"`metadata` must name its data set as source_dataset ({type(error).__name__}: {error})"
         return None
 
-    def _answer(self, attempt: Attempt) -> str | None:
-        answer = final_answer(attempt.completion, truncated=attempt.truncated)
-        if answer is None and self.last_line:
-            return last_line(attempt.completion, truncated=attempt.truncated)
-        return answer
+
+def _verdict(found: Extraction, score: float | Failure, columns: Mapping[str, Any]) -> Verdict:
+    if isinstance(score, Failure):
+        return Verdict(status=score.status, reward=math.nan, answer=found.answer, reason=score.reason)
+    dataset = columns["metadata"]["source_dataset"]
+    if not 0 <= score <= 1:
+        reason = f"the score of {dataset} must be in [0, 1], got {score}"
+        return Verdict(status="error", reward=math.nan, answer=found.answer, reason=reason)
+    reason = f"{found.rule}; {dataset} gives {score:g}"
+    return Verdict(status="correct" if score == 1 else "wrong", reward=score, answer=found.answer, reason=reason)
 
 
 @cache
@@ -61,8 +96,12 @@ def _scorer(dataset: str) -> Callable[[str, dict[str, Any]], float]:
     return scorer
 
 
-def _decide(answer: str, columns: Mapping[str, Any]) -> Verdict:
-    score = float(_scorer(columns["metadata"]["source_dataset"])(answer, dict(columns)))
-    if not 0 <= score <= 1:
-        raise ValueError(f"score must be in [0, 1], got {score}")
-    return Verdict(status="correct" if score == 1 else "wrong", reward=score, answer=answer)
+def _score(item: tuple[str, dict[str, Any]]) -> float:
+    """What runs in the workers."""
+    answer, entry = item
+    return float(_scorer(entry["metadata"]["source_dataset"])(answer, entry))
+
+
+def warm_up() -> None:
+    """Import, for all workers at once, what takes most of a second."""
+    import reasoning_gym  # noqa: F401

@@ -45,3 +45,10 @@ def plain_tokenizer():
 @pytest.fixture(scope="session")
 def chat_tokenizer():
     return build_tokenizer(CHAT_TEMPLATE, "<bos> $A")
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")

@@ -20,11 +20,13 @@ from lightning_rlvr.verify.exact import ExactVerifier
 class Listed(ProblemSource):
     """Problems from lists of texts; the answer is the text itself."""
 
-    def __init__(self, train, val=(), task="listed", verifier=None, template=None):
+    def __init__(self, train, val=(), task="listed", verifier=None, template=None, test=()):
         super().__init__(task, verifier or ExactVerifier(), template)
-        self.texts = {"train": train, "val": val}
+        self.texts = {"train": train, "val": val, "test": test}
+        self.loaded = []
 
     def load(self, split, seed):
+        self.loaded.append((split, seed))
         return [
             Problem(id=f"{self.task}/{split}/{i}", problem=text, columns={"answer": text}, task=self.task)
             for i, text in enumerate(self.texts[split])
@@ -40,7 +42,7 @@ class Module(LightningModule):
         self.tokenizer = tokenizer
         self.read_estimate = read_estimate
         self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.seen, self.held_out = [], []
+        self.seen, self.held_out, self.tested = [], [], []
 
     def training_step(self, batch, batch_idx):
         self.seen.append(batch.problem_ids)
@@ -48,6 +50,9 @@ class Module(LightningModule):
 
     def validation_step(self, batch, batch_idx):
         self.held_out += batch.problem_ids
+
+    def test_step(self, batch, batch_idx, dataloader_idx=0):
+        self.tested.append((dataloader_idx, batch.problem_ids))
 
     def configure_optimizers(self):
         if self.read_estimate:
@@ -61,14 +66,18 @@ def trainer(folder, **options):
     return Trainer(**settings | options)
 
 
-def attach(data, tokenizer, rank=0, world_size=1):
+def attach(data, tokenizer, rank=0, world_size=1, stage="fit"):
     module = SimpleNamespace(tokenizer=tokenizer)
     data.trainer = SimpleNamespace(lightning_module=module, global_rank=rank, world_size=world_size)
-    data.setup("fit")
+    data.setup(stage)
     return data
 
 
 NUMBERS = [str(i) for i in range(10)]
+
+
+def benchmark(*texts, task="bench", **options):
+    return Listed([], task=task, test=texts, **options)
 
 
 def numbers(**options):
@@ -138,7 +147,7 @@ def test_long_prompts_are_left_out_with_a_count(plain_tokenizer):  # PL-01
     data = PromptDataModule(
         Listed(["1" * 150, "22"], ["3"]), template=PromptTemplate(user="x" * 50 + "{problem}"), max_prompt_length=64
     )
-    with pytest.warns(UserWarning, match="1 of 2 prompts are longer than `max_prompt_length` 64: left out"):
+    with pytest.warns(UserWarning, match="1 of 2 training prompts are longer than `max_prompt_length` 64: left out"):
         attach(data, plain_tokenizer)
     assert data.problem_ids["train"] == ("listed/train/1",)
 
@@ -173,10 +182,10 @@ def test_golds_that_cannot_be_read_stop_the_run_or_are_skipped(tmp_path, plain_t
     path.write_text("\n".join(json.dumps({"problem": f"p{i}", "answer": gold}) for i, gold in enumerate(golds)))
     source = DatasetSource(str(path), held_out=1)
     with pytest.raises(
-        ValueError, match=r"2 of 3 problems cannot be verified \(toy/2: `answer` .* set `skip_bad_golds`"
+        ValueError, match=r"2 of 3 training problems cannot be verified \(toy/2: `answer` .* set `skip_bad_golds`"
     ):
         attach(PromptDataModule(source), plain_tokenizer)
-    with pytest.warns(UserWarning, match="2 of 3 problems cannot be verified .*: left out"):
+    with pytest.warns(UserWarning, match="2 of 3 training problems cannot be verified .*: left out"):
         data = attach(PromptDataModule(source, skip_bad_golds=True), plain_tokenizer)
     assert sorted(data.problem_ids["train"] + data.problem_ids["val"]) == ["toy/1", "toy/3"]
 
@@ -225,6 +234,10 @@ def test_ranks_share_the_problems(plain_tokenizer):
         ({"val_problems": -1}, "`val_problems` must be at least 0, got -1"),
         ({"val": Listed([], ["1"])}, "sources with different `task` names, got listed, listed"),
         ({"train": []}, "sources with different `task` names, got none"),
+        ({"test": benchmark("1", task="listed")}, "different `task` names, got listed, listed"),
+        ({"test": [benchmark("1"), benchmark("2")]}, "different `task` names, got listed, bench, bench"),
+        ({"test": benchmark("1"), "test_problems": 0}, "`test_problems` must be at least 1, got 0"),
+        ({"overlap_ngrams": 0}, "`overlap_ngrams` must be at least 1, got 0"),
     ],
 )
 def test_bad_settings_are_refused_when_made(options, message):
@@ -237,9 +250,10 @@ OPTIONS = [
     {"train": Listed(["x", "y"], ["a"])}, {"val": Listed([], ["d"], "other")}, {"prompts_per_step": 2},
     {"val_prompts_per_step": 2}, {"template": PromptTemplate(user="{problem}=")}, {"max_prompt_length": 1},
     {"data_seed": 1}, {"num_problems": 5}, {"val_problems": 2}, {"val_problems": 0}, {"longest_first": True},
+    {"test": benchmark("3")},
 ]  # fmt: skip
-ELSEWHERE = {"skip_bad_golds"}
-"""Tested above, with golds that are bad."""
+ELSEWHERE = {"skip_bad_golds", "test_problems", "overlap_ngrams"}
+"""Tested by themselves: with golds that are bad, and with benchmarks."""
 
 
 def shown(tokenizer, **options):
@@ -250,7 +264,7 @@ def shown(tokenizer, **options):
     return [[batch.prompts for batch in loader] for loader in (train, train, data.val_dataloader())]
 
 
-@pytest.mark.filterwarnings("ignore:.*are longer than")
+@pytest.mark.filterwarnings("ignore:.*are longer than", "ignore:.*successive words with `test`")
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options)))
 def test_every_option_changes_what_is_shown(plain_tokenizer, options):
     assert shown(plain_tokenizer) == shown(plain_tokenizer) != shown(plain_tokenizer, **options)
@@ -277,6 +291,154 @@ def test_every_epoch_can_begin_with_the_longest_prompt(plain_tokenizer):
     for seed in range(5):
         first, second, _ = shown(plain_tokenizer, longest_first=True, data_seed=seed)
         assert all("1234567" in epoch[0] for epoch in (first, second))
+
+
+# --- benchmarks ---
+
+
+def test_each_benchmark_has_a_loader_and_nothing_else_is_loaded(tmp_path, plain_tokenizer):
+    data = numbers(test=[benchmark("p", "q", "r"), benchmark("s", task="other")], val_prompts_per_step=2)
+    module = Module(plain_tokenizer)
+    trainer(tmp_path).test(module, datamodule=data, verbose=False)
+    first = [(0, ("bench/test/0", "bench/test/1")), (0, ("bench/test/2",))]
+    assert module.tested == [*first, (1, ("other/test/0",))]
+    assert data.set_names("test") == ("bench", "other")
+    assert data.problem_ids == {"test": ("bench/test/0", "bench/test/1", "bench/test/2", "other/test/0")}
+    assert data.task_names == ("listed", "bench", "other")
+    assert data.train_sources[0].loaded == []
+
+
+def test_without_benchmarks_the_held_out_problems_are_tested_on(tmp_path, plain_tokenizer):
+    module, data = Module(plain_tokenizer), numbers()
+    trainer(tmp_path).test(module, datamodule=data, verbose=False)
+    assert module.tested == [(0, tuple(f"listed/val/{i}" for i in range(3)))]
+    assert data.set_names("test") == data.set_names("val") == ("listed",)
+    assert data.longest_prompt("test") == data.longest_prompt("val") == 1
+    with pytest.raises(ValueError, match="nothing to test on: `val_problems` is 0, and `test` names no benchmark"):
+        trainer(tmp_path).test(module, datamodule=numbers(val_problems=0), verbose=False)
+
+
+def test_training_and_testing_follow_each_other_in_one_process(tmp_path, plain_tokenizer):
+    data, module = numbers(test=benchmark("pqr")), Module(plain_tokenizer)
+    both = trainer(tmp_path, max_epochs=1)
+    both.fit(module, datamodule=data)
+    assert (data.longest_prompt("test"), data.set_names("train")) == (0, ("listed",))
+    fitted = data.data_hash
+    both.test(module, datamodule=data, verbose=False)
+    assert (len(module.seen), module.tested) == (3, [(0, ("bench/test/0",))])
+    assert (data.longest_prompt("test"), data.longest_prompt("train")) == (3, 0)
+    tested = data.data_hash
+    both.fit(Module(plain_tokenizer), datamodule=data)
+    assert data.data_hash == fitted != tested
+
+
+def test_batches_name_the_tasks_of_their_own_split(plain_tokenizer):
+    data = numbers(val=Listed([], ["v"], "val"), test=[benchmark("p"), benchmark("q", task="other")])
+    attach(data, plain_tokenizer)
+    [*_, train], [val] = data.train_dataloader(), data.val_dataloader()
+    assert (train.task_names, val.task_names) == (("listed",), ("val",))
+    attach(data, plain_tokenizer, stage="test")
+    tests = [batch for loader in data.test_dataloader() for batch in loader]
+    assert [(batch.task_names, batch.task_id.tolist()) for batch in tests] == [
+        (("bench", "other"), [i]) for i in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(("stage", "splits"), [("fit", ["test"]), ("validate", []), ("test", ["test"])])
+def test_benchmarks_are_read_where_they_are_needed(plain_tokenizer, stage, splits):
+    bench = benchmark("p")
+    attach(numbers(test=bench), plain_tokenizer, stage=stage)
+    assert [split for split, _ in bench.loaded] == splits
+    attach(numbers(test=(other := benchmark("p")), overlap_ngrams=None), plain_tokenizer)
+    assert other.loaded == []
+
+
+def test_benchmark_problems_are_the_same_for_every_data_seed(plain_tokenizer):
+    letters = "abcdefghij"
+    drawn = [
+        attach(
+            numbers(test=[benchmark(*letters), benchmark("x", "y", task="small")], test_problems=4, data_seed=seed),
+            plain_tokenizer,
+            stage="test",
+        )
+        for seed in range(3)
+    ]
+    assert len({data.data_hash for data in drawn}) == 1
+    assert {seed for data in drawn for source in data.test_sources for _, seed in source.loaded} == {0}
+    ids = drawn[0].problem_ids["test"]
+    assert [len([name for name in ids if name.startswith(task)]) for task in ("bench", "small")] == [4, 2]
+
+
+def test_ranks_share_each_benchmark(plain_tokenizer):
+    data = [
+        attach(numbers(test=[benchmark(*"pqr"), benchmark(*"st", task="o")]), plain_tokenizer, r, 2, "test")
+        for r in range(2)
+    ]
+    for number, size in enumerate((3, 2)):
+        names = [name for part in data for batch in part.test_dataloader()[number] for name in batch.problem_ids]
+        assert len(names) == len(set(names)) == size
+
+
+def test_training_problems_that_overlap_with_a_benchmark_are_left_out_before_the_draw(plain_tokenizer):
+    data = numbers(test=benchmark("5", "x 7 y"), num_problems=9)
+    with pytest.warns(UserWarning, match="1 of 10 training problems share 13 successive words with `test`: left out"):
+        attach(data, plain_tokenizer)
+    assert data.problem_ids["train"] == tuple(f"listed/train/{i}" for i in range(10) if i != 5)
+    assert data.cleaning["train/listed"]["overlapping"] == 1
+    with pytest.warns(UserWarning, match="2 of 10 training problems share 1 successive words with `test`: left out"):
+        attach(numbers(test=benchmark("5", "x 7 y"), overlap_ngrams=1), plain_tokenizer)
+    with pytest.raises(ValueError, match=r"10 of 10 training problems share .*: none is left"):
+        attach(numbers(test=benchmark(*NUMBERS)), plain_tokenizer)
+
+
+def test_a_benchmark_that_cannot_be_read_is_named(plain_tokenizer):
+    missing = {"test": DatasetSource("no-one/nothing", task="aime")}
+    sentence = r"benchmark aime: `path` 'no-one/nothing' \(name None, split 'train'\) cannot be loaded: .*"
+    with pytest.raises(ValueError, match=rf"{sentence}; `overlap_ngrams` null trains without reading the benchmarks"):
+        attach(numbers(**missing), plain_tokenizer)
+    with pytest.raises(ValueError, match=sentence):
+        attach(numbers(**missing), plain_tokenizer, stage="test")
+    with pytest.raises(ValueError, match="benchmark bench has no problem"):
+        attach(numbers(test=benchmark()), plain_tokenizer)
+
+
+def test_what_a_benchmark_loses_is_said_with_its_name(plain_tokenizer):
+    data = numbers(test=benchmark("1234567", "1"), max_prompt_length=4)
+    with pytest.warns(UserWarning, match="1 of 2 bench prompts are longer than `max_prompt_length` 4: left out"):
+        attach(data, plain_tokenizer, stage="test")
+    assert data.cleaning == {"test/bench": {"overlapping": 0, "unverifiable": 0, "too_long": 1, "chosen": 1}}
+    with (
+        pytest.warns(UserWarning, match="1 of 1 bench prompts are longer"),
+        pytest.raises(ValueError, match="`max_prompt_length` 1 leaves no bench prompt"),
+    ):
+        attach(numbers(test=benchmark("12"), max_prompt_length=1), plain_tokenizer, stage="test")
+
+
+def test_cleaning_counts_what_became_of_every_row(tmp_path, plain_tokenizer):
+    path = tmp_path / "toy.jsonl"
+    rows = [(str(i), "1") for i in range(6)] + [
+        ("1", " 1"),
+        ("2", "7"),
+        ("1", "1"),
+        ("x" * 99, "1"),
+        ("?", "?!"),
+        ("a", "1"),
+    ]
+    path.write_text("\n".join(json.dumps({"problem": text, "answer": gold}) for text, gold in rows))
+    data = PromptDataModule(
+        DatasetSource(str(path), drop="a"),
+        test=benchmark("3"),
+        val_problems=0,
+        skip_bad_golds=True,
+        max_prompt_length=9,
+    )
+    with pytest.warns(UserWarning, match="left out") as warned:
+        attach(data, plain_tokenizer)
+    counts = {"rows": 12, "repeated": 3, "dropped": 1, "conflicting": 1}
+    outcomes = {"overlapping": 1, "unverifiable": 1, "too_long": 1, "chosen": 4}
+    assert data.cleaning == {"train/toy": counts | outcomes}
+    assert counts.pop("rows") == sum(counts.values()) + sum(outcomes.values())
+    assert len(warned) == 4  # nothing is said of repetitions and of what `drop` asked for
 
 
 # --- verification ---

@@ -40,6 +40,23 @@ def test_chat_ids_are_those_of_the_template(chat_tokenizer):  # CT-05
     assert int((prompt.ids == chat_tokenizer.bos_token_id).sum()) == 1
 
 
+@pytest.mark.parametrize("processor", [None, "<bos> $A", "$A <eos>", "<bos> $A <eos>"])
+@pytest.mark.parametrize("system", [None, "Hi"])
+def test_no_token_comes_twice_whatever_the_tokenizer_adds(
+    build_tokenizer, chat_tokenizer, processor, system
+):  # CT-03, CT-05
+    chat = build_tokenizer(chat_tokenizer.chat_template, processor)
+    prompt = PromptTemplate(system=system).encode(chat, {"problem": "1+1"})
+    assert shown(chat, prompt) == prompt.text
+    assert shown(chat, prompt).startswith("<bos><system>Hi" if system else "<bos><user>1+1")
+    assert shown(chat, prompt).endswith("<user>1+1<eos><assistant>")
+    base = build_tokenizer(processor=processor)
+    added = "<bos>" if "<bos>" in (processor or "") else ""
+    prompt = PromptTemplate(system=system).encode(base, {"problem": "1+1"})
+    assert shown(base, prompt) == added + ("Hi\n\n1+1" if system else "1+1")
+    assert shown(base, prompt, prompt.evidence) == "1+1"
+
+
 def test_plain_overrides_a_chat_template(chat_tokenizer):
     prompt = PromptTemplate(chat="plain").encode(chat_tokenizer, {"problem": "1+1"})
     assert shown(chat_tokenizer, prompt) == "<bos>1+1"  # the tokenizer's own BOS stays

@@ -1,6 +1,17 @@
-import pytest
+import time
+from typing import get_args
 
-from lightning_rlvr.verify.answer import final_answer, last_line, last_number
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_rlvr.verify.answer import Extract, extract, gold_complaint, golds_of, last_number
+
+PIECES = [
+    *("\\boxed{", "\\boxed", "\\fbox{", "{", "}", "\\{", "\\}", "\\", "$", " or ", ", ", " and ", "\n", "\r\n", "."),
+    *("Answer:", "answer:", "**", "<think>", "</think>", "</answer>", "12", "-3,000", "A", "x", " ", "\x00", "\ud800"),
+]
+TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=30).map("".join)
 
 
 @pytest.mark.parametrize(
@@ -30,10 +41,26 @@ from lightning_rlvr.verify.answer import final_answer, last_line, last_number
         ("Answer:", None),
         ("It is 12.", None),
         ("", None),
+        (r"The sum is \(\boxed{81}\).</answer>", "81"),  # VX-04
+        ("<answer>Answer: 81</answer>", "81"),
+        (r"It is $\boxed 5$.", "5"),
+        (r"It is \boxed 1,250, so", "1,250"),
+        (r"Put it into \boxed notation. Answer: 3", "3"),
+        (r"\boxed{15}. No, rather \boxed{12}.", "12"),  # VX-02
+        (r"\boxed{A} or \boxed{B}", "A, B"),  # VX-08
+        (r"\boxed{A or B or C}", "A or B or C"),
+        (r"\boxed{\text{(B)}}", r"\text{(B)}"),
+        ("\\boxed{\n  \\frac{1}{2}\r\n}\r\n", r"\frac{1}{2}"),
+        ("Answer: 3\r\n", "3"),
+        ("**Answer:** 64", "64"),
+        (r"Answer: \boxed{}", None),
+        ("Answer: 3, no, Answer: 4", "4"),
+        (r"<think>a</think>\boxed{1}<think>b</think>\boxed{2}", "2"),
+        (r"\boxed{1}</think>\boxed{2}</think>", None),
     ],
 )
 def test_final_answer_is_the_last_one_stated(completion, answer):
-    assert final_answer(completion, truncated=False) == answer
+    assert extract(completion, "boxed", truncated=False).answer == answer
 
 
 @pytest.mark.parametrize(
@@ -47,13 +74,80 @@ def test_final_answer_is_the_last_one_stated(completion, answer):
     ],
 )
 def test_cut_off_answers_do_not_count(completion, answer):
-    assert final_answer(completion, truncated=True) == answer
+    assert extract(completion, "boxed", truncated=True).answer == answer
+
+
+@pytest.mark.parametrize(
+    ("completion", "where", "truncated", "rule"),
+    [
+        (r"\boxed{3}", "boxed", False, r"last \boxed{}"),
+        ("Answer: 3", "boxed", False, "last Answer: line"),
+        (r"\boxed{ }", "boxed", False, "empty box"),
+        (r"\boxed{3", "boxed", False, "box not closed"),
+        (r"\boxed{3", "boxed", True, "truncated inside the box"),
+        ("Answer: 3", "boxed", True, "truncated inside the Answer: line"),
+        ("Answer:", "boxed", False, "empty Answer: line"),
+        ("It is 3.", "boxed", False, "no box and no Answer: line"),
+        ("It is 3, and", "boxed", True, "truncated before a final answer"),
+        (r"<think>\boxed{3}", "boxed", False, "reasoning not closed"),
+        ("so\n3", "last_line", False, "last line"),
+        ("so\n3", "last_line", True, "truncated inside the last line"),
+        ("", "last_line", False, "no line"),
+        ("so 3", "last_number", False, "last number"),
+        ("so", "last_number", False, "no number"),
+        ("<think>3", "last_number", False, "reasoning not closed"),
+        ("3", "all", False, "completion"),
+        ("", "all", False, "no completion"),
+    ],
+)
+def test_the_rule_says_where_the_answer_stood_or_why_there_is_none(completion, where, truncated, rule):
+    assert extract(completion, where, truncated=truncated).rule == rule
+
+
+@given(TEXTS, st.sampled_from(get_args(Extract)), st.booleans())
+def test_extraction_never_raises_and_always_gives_a_rule(completion, where, truncated):
+    found = extract(completion, where, truncated=truncated)
+    assert found.rule
+    assert found.answer is None or found.answer.strip()
+
+
+@given(TEXTS)
+def test_extraction_is_idempotent(completion):
+    found = extract(completion, "boxed", truncated=False)
+    if found.rule == r"last \boxed{}":
+        assert extract(rf"\boxed{{{found.answer}}}", "boxed", truncated=False) == found
+
+
+@pytest.mark.parametrize("where", get_args(Extract))
+@pytest.mark.parametrize(
+    "piece", [r"\boxed{", "{", "}", "answer:", r"\boxed{1}, ", "answer ", " ", "1", "1,", "\\", r"\boxed "]
+)
+def test_extraction_takes_linear_time(piece, where):
+    text = piece * (200_000 // len(piece))
+    start = time.process_time()
+    for completion in (text, rf"\boxed{{{text}}}", rf"\boxed{{1}}{text}\boxed{{2}}"):
+        extract(completion, where, truncated=False)
+    assert time.process_time() - start < 2
+
+
+def test_golds_are_alternatives_and_solutions_stand_for_their_answers():
+    assert golds_of({"answer": ["1", 2, 3.0]}) == ("1", "2", "3.0")
+    assert golds_of({"answer": ["$69$,$84$"]}) == ("$69$,$84$",)
+    assert golds_of({"answer": r"We get \boxed{1}, then $\boxed{\frac{1}{2}}$."}) == (r"\frac{1}{2}",)
+    assert golds_of({"answer": "8 * 135 = <<8*135=1080>>1080\n#### 1,080"}) == ("1,080",)
+
+
+@pytest.mark.parametrize(
+    "gold", [None, float("nan"), float("inf"), {"a": 1}, [], ["1", None], [["1"], "2"], " ", ["1", ""], r"so \boxed{}"]
+)
+def test_golds_that_nothing_can_match_are_complained_about(gold):
+    assert gold_complaint({"answer": gold}).startswith("`answer` ")
 
 
 def test_last_line_is_the_last_that_is_not_blank():
-    assert last_line("<think>5</think>\n6\n 7 \n\n", truncated=False) == "7"
-    assert last_line("6\n7", truncated=True) is None
-    assert last_line(" \n", truncated=False) is None
+    assert extract("<think>5</think>\n6\n 7 \n\n", "last_line", truncated=False).answer == "7"
+    assert extract("6\n7", "last_line", truncated=True).answer is None
+    assert extract(" \n", "last_line", truncated=False).answer is None
 
 
 @pytest.mark.parametrize(

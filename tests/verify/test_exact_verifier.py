@@ -47,6 +47,27 @@ def test_white_space_is_all_that_is_forgiven():
     assert status(ExactVerifier(extract="all"), "A b c", gold="a b c") == "wrong"
 
 
+def test_alternatives_and_solutions_are_read():
+    assert status(ExactVerifier(), r"\boxed{B}", gold=["A", "B"]) == "correct"
+    assert status(ExactVerifier(), r"\boxed{A, B}", gold=["A", "B"]) == "wrong"
+    assert status(ExactVerifier(), r"\boxed{75}", gold="50 + 25 = 75\n#### 75") == "correct"
+
+
+@pytest.mark.parametrize(
+    ("options", "completion", "reason"),
+    [
+        ({}, r"\boxed{75}", r"last \boxed{}; the same text"),
+        ({}, r"\boxed{57}", r"last \boxed{}; not the same text"),
+        ({}, "75", "no box and no Answer: line"),
+        ({"extract": "all", "after": ";"}, "1;75", "completion, after ';'; the same text"),
+        ({"extract": "all", "after": ";"}, "75", "completion without ';'"),
+    ],
+)
+def test_reasons_name_the_rules(options, completion, reason):
+    attempt = Attempt(prompt="", completion=completion, completion_ids=(), truncated=False, columns={"answer": "75"})
+    assert ExactVerifier(**options).verify([attempt])[0].reason == reason
+
+
 def test_golds_are_checked():
     verifier = ExactVerifier()
     assert verifier.check_columns({"answer": 0}) is None

@@ -1,0 +1,95 @@
+"""Several rewards as one: their weighted sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from lightning_rlvr.checks import require
+from lightning_rlvr.verify.base import UNSCORED, VERIFIERS, Attempt, Verdict, Verifier
+
+
+@VERIFIERS.register("weighted")
+class WeightedVerifier(Verifier):
+    r"""The sum of weight x reward over the verifiers that have an opinion, each also logged as ``reward/part_<name>``.
+
+    A verifier that abstains is left out of the sum; where all abstain there is no score. One that fails (``timeout``,
+    ``error``) leaves the completion unscored: a sum without it would be another reward. Status and answer are those
+    of the first verifier with an opinion, so put the one that reads answers first: accuracy then keeps its meaning.
+
+    Args:
+        verifiers: Verifiers or their short names.
+        weights: One finite number for each; by default 1.
+        names: How the parts are called in logs; by default the short names (the class name where there is none), with
+            numbers added where two are the same.
+
+    Raises:
+        ValueError: No verifier, as many weights or names as there are no verifiers, or names that are not different.
+
+    Example:
+        >>> from lightning_rlvr.verify.overlong import OverlongVerifier
+        >>> verifier = WeightedVerifier(["exact", OverlongVerifier(max_completion_length=4, buffer=2)], [1.0, 0.5])
+        >>> attempt = Attempt(
+        ...     prompt="", completion=r"\boxed{7}", completion_ids=(1, 2, 3), truncated=False, columns={"answer": 7}
+        ... )
+        >>> [verdict] = verifier.verify([attempt])
+        >>> verdict.status, verdict.reward, verdict.parts
+        ('correct', 0.75, {'exact': 1.0, 'overlong': -0.5})
+    """
+
+    def __init__(
+        self,
+        verifiers: list[Verifier | str],
+        weights: list[float] | None = None,
+        names: list[str] | None = None,
+    ) -> None:
+        require(len(verifiers) >= 1, "verifiers", "a list of at least one verifier", verifiers)
+        self.verifiers = [VERIFIERS.build(verifier) for verifier in verifiers]
+        count = len(self.verifiers)
+        self.weights = [1.0] * count if weights is None else list(weights)
+        fit = len(self.weights) == count and all(map(math.isfinite, self.weights))
+        require(fit, "weights", f"{count} finite numbers, one for each verifier", weights)
+        self.names = _distinct([_name(verifier) for verifier in self.verifiers]) if names is None else list(names)
+        fit = len(self.names) == len(set(self.names)) == count and all(self.names)
+        require(fit, "names", f"{count} different names, one for each verifier", names)
+
+    @override
+    def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:
+        judged = [verifier.verify(attempts) for verifier in self.verifiers]
+        return [self._composed(verdicts) for verdicts in zip(*judged, strict=True)]
+
+    @override
+    def check_columns(self, columns: Mapping[str, Any]) -> str | None:
+        return self.check_rows([columns])[0]
+
+    @override
+    def check_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        complaints = zip(*(verifier.check_rows(rows) for verifier in self.verifiers), strict=True)
+        return ["; ".join(dict.fromkeys(filter(None, of_row))) or None for of_row in complaints]
+
+    def _composed(self, verdicts: tuple[Verdict, ...]) -> Verdict:
+        opinions = [(v, weight) for v, weight in zip(verdicts, self.weights, strict=True) if v.status != "abstained"]
+        first = opinions[0][0] if opinions else verdicts[0]
+        status = next((verdict.status for verdict, _ in opinions if verdict.status in UNSCORED), first.status)
+        total = sum(weight * verdict.reward for verdict, weight in opinions)
+        reasons = [f"{name}: {v.reason}" for name, v in zip(self.names, verdicts, strict=True) if v.reason]
+        return Verdict(
+            status=status,
+            reward=math.nan if status in UNSCORED else total,
+            answer=first.answer,
+            reason=" | ".join(reasons),
+            parts={name: verdict.reward for name, verdict in zip(self.names, verdicts, strict=True)},
+        )
+
+
+def _name(verifier: Verifier) -> str:
+    short = [name for name in VERIFIERS if VERIFIERS[name] is type(verifier)]
+    return (short or [type(verifier).__name__])[0]
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Names with ``_2``, ``_3``, ... after those that occurred before."""
+    return [f"{name}_{names[:i].count(name) + 1}" if name in names[:i] else name for i, name in enumerate(names)]

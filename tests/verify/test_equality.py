@@ -1,0 +1,80 @@
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from lightning_rlvr.verify.equality import Comparison, compare
+
+CASES = defaultdict(list)
+for line in (Path(__file__).parent / "cases.jsonl").read_text().splitlines():
+    case = json.loads(line)
+    CASES[case["kind"]].append((case["gold"], case["answer"], case["equal"]))
+
+
+def equal(gold, answer, **settings):
+    return compare(Comparison(gold=gold, answer=answer, **settings)).equal
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_equality_by_kind(kind):  # VE-01, VE-03, VE-05, VE-07, VE-09, VE-11, VR-07, VR-09 are among them
+    wrong = [case for case in CASES[kind] if equal(*case[:2]) != case[2]]
+    assert not wrong
+
+
+def test_every_gold_equals_itself():
+    golds = {gold for cases in CASES.values() for gold, _, _ in cases}
+    assert not [gold for gold in golds if not equal(gold, gold)]
+
+
+def test_dollar_signs_and_spaces_change_nothing():
+    for gold, answer, expected in CASES["lists"] + CASES["brackets"]:
+        assert equal(f" ${gold.replace('$', '')}$. ", rf"\( {answer} \)") == expected
+
+
+@pytest.mark.parametrize("gold", ["", " ", "?!", r"2, 4, \ldots, 2n", r"\frac{1}{", "1, ?!", "$$"])
+def test_a_gold_that_is_no_mathematics_never_scores(gold):
+    with pytest.raises(ValueError, match="the gold is no mathematics"):
+        compare(Comparison(gold=gold, answer=gold))
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "atol", "expected"),
+    [
+        ("1/3", "0.33", 0.01, True),
+        ("1/3", "0.3", 0.01, False),
+        ("1", "1.1", 0.1, True),  # the bound itself is within, whatever binary fractions say
+        ("1", "1.1000001", 0.1, False),
+        (r"\sqrt{2}", "1.41", 0.01, True),
+        ("1, 2", "2.05, 1", 0.1, True),
+        ("1, 2", "2.05, 1.2", 0.1, False),
+        ("(1, 2)", "(1.05, 1.95)", 0.1, True),
+        (r"35\%", "0.351", 0.01, True),
+        ("x+1", "1+x", 0.1, True),
+        ("x+1", "x+1.05", 0.1, False),
+        ("12345678901234567890", "12345678901234567891", 0.5, False),
+    ],
+)
+def test_a_tolerance_is_for_numbers_and_leaves_other_mathematics_exact(gold, answer, atol, expected):
+    assert equal(gold, answer, atol=atol) == expected
+
+
+def test_reasons_name_the_rule_that_decided():
+    def reason(gold, answer, **settings):
+        return compare(Comparison(gold=gold, answer=answer, **settings)).reason
+
+    assert reason("1/2", "0.5") == "equal as mathematics"
+    assert reason("1/2", "0.6") == "not equal as mathematics"
+    assert reason("1/2", "?!") == "answer does not parse"
+    assert reason("1/3", "0.333", atol=1e-6) == "0.333 is not within 1e-06 of 1/3"
+    assert reason("100", "101", atol=0.0, rtol=0.01) == "101 is within 0 + 0.01 of its size of 100"
+    assert reason("3", "x", atol=0.1, numbers=True) == "x is not a number"
+    assert reason("3", "1" * 2001) == "answer longer than 2000 characters"
+
+
+def test_an_answer_may_be_as_long_as_its_gold_asks_for():
+    gold = r"\begin{pmatrix}" + r"\\".join(["&".join(["1"] * 60)] * 20) + r"\end{pmatrix}"
+    assert len(gold) > 2000
+    assert equal(gold, gold)
+    numbers = [str(number) for number in range(600)]
+    assert equal(", ".join(numbers), ",".join(reversed(numbers[:300])) + ", " + ", ".join(numbers[300:]))
