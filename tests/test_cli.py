@@ -445,7 +445,7 @@ def test_options_without_effect_are_refused_or_promise_to_have_none(trained):
         (LossSettings, LOSS, {"max_tokens_per_micro_batch"}),  # test_training.py counts forwards
         (RolloutSettings, ROLLOUT + REFUSED, set()),
         (OptimizerSettings, OPTIMIZER, set()),
-        (EvaluationSettings, EVALUATION, set()),
+        (EvaluationSettings, EVALUATION, {"keep"}),  # tests/test_evaluate.py
     ],
 )
 def test_every_setting_is_in_a_table(settings, tables, elsewhere):

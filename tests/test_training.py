@@ -224,7 +224,7 @@ def test_unscored_rows_have_no_advantage_and_are_counted(tmp_path):
     assert torch.equal(record.rollout.rewards.isnan(), torch.arange(8) % 4 == 1)
     assert (record.advantages[record.rollout.rewards.isnan()] == 0).all()
     assert recorder.metrics[0]["reward/unscored"] == 0.25
-    assert recorder.metrics[0]["verify/error"] == 0.25
+    assert recorder.metrics[0]["verify/abstained"] == 0.25
 
 
 def test_masked_truncated_rows_leave_loss_but_not_length_statistics(tmp_path):

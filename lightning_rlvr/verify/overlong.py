@@ -33,7 +33,8 @@ class OverlongVerifier(Verifier):
 
     Args:
         max_completion_length: Budget in tokens; give it the value of `model.rollout.max_completion_length`.
-        buffer: Length in tokens of the last part of the budget, in which the punishment grows from 0 to 1.
+        buffer: The last part of the budget, in which the punishment grows from 0 to 1: a share below 1 (DAPO: 0.2) or
+            a whole number of tokens.
 
     Example:
         >>> attempt = Attempt(prompt="", completion="", completion_ids=(5,) * 15, truncated=False, columns={})
@@ -41,11 +42,14 @@ class OverlongVerifier(Verifier):
         [Verdict(status='wrong', reward=-0.75, answer=None, reason='15 tokens, of which 12 are free', parts={})]
     """
 
-    def __init__(self, max_completion_length: int, buffer: int) -> None:
+    def __init__(self, max_completion_length: int, buffer: float = 0.2) -> None:
         require(max_completion_length >= 1, "max_completion_length", "at least 1", max_completion_length)
-        require(1 <= buffer <= max_completion_length, "buffer", f"in [1, {max_completion_length}]", buffer)
+        share = 0 < buffer < 1
+        whole = 1 <= buffer <= max_completion_length and buffer % 1 == 0
+        expected = f"a share below 1 or a whole number up to {max_completion_length}"
+        require(share or whole, "buffer", expected, buffer)
         self.max_completion_length = max_completion_length
-        self.buffer = buffer
+        self.buffer = max(1, round(buffer * max_completion_length)) if share else int(buffer)
 
     @override
     def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:

@@ -32,6 +32,12 @@ def test_punishment_never_grows_with_length_and_is_linear_in_the_buffer(budget, 
     assert steps[budget - buffer : budget] == pytest.approx([1 / buffer] * buffer)
 
 
+def test_buffer_may_be_a_share_of_the_budget():
+    assert OverlongVerifier(20480).buffer == 4096
+    assert [verdict(17, buffer=share).reward for share in (0.2, 4, 0.01)] == [-0.25, -0.25, 0.0]
+    assert OverlongVerifier(20, buffer=0.01).buffer == 1
+
+
 def test_no_punishment_counts_as_correct():
     assert [(verdict(n).status, verdict(n).reward) for n in (16, 17, 20, 30)] == [
         ("correct", 0.0), ("wrong", -0.25), ("wrong", -1.0), ("wrong", -1.0),
@@ -46,8 +52,9 @@ def test_without_token_ids_there_is_no_score():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"buffer": 0}, r"`buffer` must be in \[1, 20\], got 0"),
-        ({"buffer": 21}, r"`buffer` must be in \[1, 20\], got 21"),
+        ({"buffer": 0}, "`buffer` must be a share below 1 or a whole number up to 20, got 0"),
+        ({"buffer": 2.5}, "`buffer` must be a share below 1 or a whole number up to 20, got 2.5"),
+        ({"buffer": 21}, "`buffer` must be a share below 1 or a whole number up to 20, got 21"),
         ({"max_completion_length": 0}, "`max_completion_length` must be at least 1, got 0"),
     ],
 )
@@ -58,5 +65,5 @@ def test_bad_settings_are_refused(settings, message):
 
 def test_it_has_no_settings_of_its_own():
     """A budget that is not that of the rollout would punish nothing, or everything."""
-    with pytest.raises((TypeError, ValueError), match=r"max_completion_length.*buffer"):
+    with pytest.raises(ValueError, match=r"needs settings: max_completion_length; give"):
         VERIFIERS.build("overlong")

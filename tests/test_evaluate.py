@@ -66,7 +66,7 @@ def benchmarks(tmp_path):
 def evaluate(folder, *args, command="test"):
     """Evaluate the untrained model; returns the folder of the run."""
     main(
-        [command, "-c", str(TINY), *SMALL, "--model.rollout.engine=test_evaluation.Counting", "--runs_dir",
+        [command, "-c", str(TINY), *SMALL, "--model.rollout.engine=test_evaluate.Counting", "--runs_dir",
          str(folder), "--num_samples=1", *map(str, args)]
     )  # fmt: skip
     return folder / "tiny_mcpo" / "untrained"
@@ -107,7 +107,7 @@ def test_an_interrupted_evaluation_continues_and_draws_nothing_twice(tmp_path, b
     flags = ["--data.test", benchmarks, "--num_samples=2", "--data.val_prompts_per_step=3"]
     counting.batches_left = 2
     assert "out of patience" in error(
-        capsys, "test", "-c", TINY, *SMALL, "--model.rollout.engine=test_evaluation.Counting",
+        capsys, "test", "-c", TINY, *SMALL, "--model.rollout.engine=test_evaluate.Counting",
         "--runs_dir", tmp_path / "cut", *flags
     )  # fmt: skip
     assert len(counting.rows) == 12
@@ -251,7 +251,7 @@ def test_an_evaluation_that_runs_already_keeps_others_out(tmp_path, benchmarks, 
     settings = json.loads((run / "eval" / "nine" / "settings.json").read_text())
     store = SampleStore.open(run / "eval", "nine", settings["conditions"])
     sentence = error(
-        capsys, "test", "-c", TINY, *SMALL, "--model.rollout.engine=test_evaluation.Counting",
+        capsys, "test", "-c", TINY, *SMALL, "--model.rollout.engine=test_evaluate.Counting",
         "--runs_dir", tmp_path, "--data.test", benchmarks
     )  # fmt: skip
     assert "another evaluation writes into" in sentence
