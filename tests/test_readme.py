@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from lightning.pytorch import Trainer
 
 from command_line import parse, sums
+from lightning_rlvr.cli import expand_short_names, main
 from lightning_rlvr.policy import loading
 from lightning_rlvr.policy.tiny import tiny_folder
 from runs import scalars
@@ -18,21 +20,31 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
 COMMANDS = [
-    line.partition("  #")[0].split()
+    shlex.split(line.partition("  #")[0].partition(" > ")[0])
     for kind, block in BLOCKS
     if not kind
     for line in block.replace("\\\n", "").splitlines()
     if line.startswith("rlvr ")
 ]
+VERIFY = [command for command in COMMANDS if command[1] == "verify"]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in VERIFY], ids=" ".join)
 def test_every_command_line_parses(command, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     (tmp_path / "surprise.py").write_text(next(block for kind, block in BLOCKS if "SurpriseCredit" in block and kind))
     monkeypatch.syspath_prepend(tmp_path)
-    arguments = [argument for argument in command[2:] if not argument.endswith(".ckpt") and argument != "--ckpt_path"]
-    parse(*arguments)
+    arguments = [argument for argument in command[1:] if not argument.endswith(".ckpt") and argument != "--ckpt_path"]
+    parse(*expand_short_names(arguments)[1:])
+
+
+def test_every_verification_gives_a_verdict(monkeypatch, tmp_path, capsys):
+    (tmp_path / "samples.jsonl").write_text('{"gold": "12", "pred": "Answer: 12"}\n')
+    monkeypatch.chdir(tmp_path)
+    for command in VERIFY:
+        main(command[1:])
+        assert "correct" in capsys.readouterr().out
+    assert len(VERIFY) == 2
 
 
 def test_the_lines_of_python_train(monkeypatch, tmp_path):
