@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import signal
 import sys
@@ -32,16 +31,14 @@ from lightning_rlvr.credit.uniform import UniformCredit
 from lightning_rlvr.data.datamodule import PromptDataModule
 from lightning_rlvr.evaluation.table import evaluation_table
 from lightning_rlvr.explain import explain
-from lightning_rlvr.messages import RunParser, explained
+from lightning_rlvr.messages import ExplainedErrors, explained, one_sentence_errors
 from lightning_rlvr.module import RLVRModule
 from lightning_rlvr.monitoring.checkpoint import AtomicCheckpointIO, RunCheckpoint
 from lightning_rlvr.monitoring.progress import StepProgress
 from lightning_rlvr.monitoring.run_folder import RunFolder, RunLogger, run_folder, unused
 from lightning_rlvr.monitoring.samples import SampleWriter
 from lightning_rlvr.plugins import load_plugins
-from lightning_rlvr.registry import Registry
-from lightning_rlvr.verify.base import VERIFIERS
-from lightning_rlvr.verify_command import verify_command
+from lightning_rlvr.registry import class_path, with_class_paths
 
 _DESCRIPTION = """Token-level credit for RLVR. The last value given for a setting wins, files and flags in the order of
 the command line. `rlvr explain -c FILE ...` says in words what a configuration does, without loading the model;
@@ -66,6 +63,10 @@ def _settings_of_former_class_dropped() -> Iterator[None]:
         yield
     finally:
         _typehints.discard_init_args_on_class_path_change = kept
+
+
+class RunParser(ExplainedErrors, LightningArgumentParser):
+    """Lightning's parser, with errors of one sentence."""
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -141,8 +142,8 @@ class RLVRCLI(LightningCLI):
         parser.add_lightning_class_args(SampleWriter, "samples")
         parser.set_defaults(
             {
-                "calibrator": {"class_path": _path(ZScoreCalibrator)},
-                "credit": {"class_path": _path(UniformCredit)},
+                "calibrator": {"class_path": class_path(ZScoreCalibrator)},
+                "credit": {"class_path": class_path(UniformCredit)},
             }
         )
 
@@ -249,10 +250,6 @@ def _step_of(checkpoint: str | Path) -> int:
         ) from error
 
 
-def _path(plugin: type) -> str:
-    return f"{plugin.__module__}.{plugin.__qualname__}"
-
-
 _SHORT_FLAGS = {
     subcommand: {"--num_samples": "--model.evaluation.num_samples", "--limit": limit}
     for subcommand, limit in (("validate", "--data.val_problems"), ("test", "--data.test_problems"))
@@ -260,13 +257,10 @@ _SHORT_FLAGS = {
 
 
 def expand_short_names(args: Sequence[str]) -> list[str]:
-    """Replace registry names by class paths, and short flags by whole ones.
-
-    Names stand after ``--calibrator``, ``--credit`` and ``--verifier``. A file, a dotted path, a class name and a JSON
-    object pass as they are.
+    """Replace registry names after ``--calibrator`` and ``--credit`` by class paths, short flags by whole ones.
 
     Raises:
-        ValueError: The name is none of these; the message lists the choices.
+        ValueError: No plug-in has that name; the message lists the choices.
 
     Example:
         >>> expand_short_names(["--credit", "uniform", "--calibrator=x.yaml"])
@@ -274,30 +268,10 @@ def expand_short_names(args: Sequence[str]) -> list[str]:
         >>> expand_short_names(["test", "--num_samples", "4", "--limit=50"])
         ['test', '--model.evaluation.num_samples', '4', '--data.test_problems=50']
     """
-    registries: dict[str, Registry[Any]] = {
-        "--calibrator": CALIBRATORS,
-        "--credit": CREDIT_ASSIGNERS,
-        "--verifier": VERIFIERS,
-    }
     short = _SHORT_FLAGS.get(args[0], {}) if args else {}
-    expanded: list[str] = []
-    pending: Registry[Any] | None = None
-    for arg in args:
-        flag, equals, value = arg.partition("=")
-        if pending is not None:
-            expanded.append(_expanded(arg, pending))
-            pending = None
-        elif flag in registries and equals:
-            expanded.append(f"{flag}={_expanded(value, registries[flag])}")
-        else:
-            pending = registries.get(arg)
-            expanded.append(short.get(flag, flag) + equals + value)
-    return expanded
-
-
-def _expanded(value: str, registry: Registry[Any]) -> str:
-    is_name = value.isidentifier() and value == value.lower()
-    return _path(registry[value]) if is_name else value
+    parts = [arg.partition("=") for arg in args]
+    whole = [short.get(flag, flag) + equals + value for flag, equals, value in parts]
+    return with_class_paths(whole, {"--calibrator": CALIBRATORS, "--credit": CREDIT_ASSIGNERS})
 
 
 def quiet_console() -> None:
@@ -321,35 +295,16 @@ def quiet_console() -> None:
 _ADVERTISED = re.compile(r"litlogger|TPU available|Seed set to|`weights_only` was not set|`Trainer.fit` stopped")
 
 
-@contextmanager
-def one_sentence_errors() -> Iterator[None]:
-    """Inside, what a user can cause ends the process in one sentence; RLVR_DEBUG=1 shows the traceback."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, ImportError, FloatingPointError, MisconfigurationException) as error:
-        if os.environ.get("RLVR_DEBUG"):
-            raise
-        text = str(error).strip() or type(error).__name__
-        sys.exit(f"rlvr: {text}\n(RLVR_DEBUG=1 shows where this was raised)")
-
-
-def main(args: Sequence[str] | None = None) -> None:
-    """Entry point of ``rlvr``."""
+def main(args: Sequence[str]) -> None:
+    """Run ``rlvr`` with these arguments: ``fit``, ``validate``, ``test`` or ``explain`` first, or ``--help``."""
     quiet_console()
-    arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
-    if os.getcwd() not in sys.path:  # as `python -m` has it: a plug-in lies where the user works
-        sys.path.insert(0, os.getcwd())
     with one_sentence_errors():
-        if arguments[0] == "explain":
-            print(explain(RLVRCLI(arguments[1:], run=False)))  # noqa: T201  # the command's output
-        elif arguments[0] == "verify":
-            verify_command(expand_short_names(arguments)[1:])
-        else:
-            try:
-                RLVRCLI(arguments)
-            except SIGTERMException:
-                sys.exit(128 + signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    main()
+        try:
+            if args[0] == "explain":
+                print(explain(RLVRCLI(args[1:], run=False)))  # noqa: T201  # the command's output
+            else:
+                RLVRCLI(args)
+        except MisconfigurationException as error:
+            raise ValueError(str(error)) from error
+        except SIGTERMException:
+            sys.exit(128 + signal.SIGTERM)

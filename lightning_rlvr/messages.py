@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
+import os
 import re
-from argparse import ArgumentParser, _SubParsersAction
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from lightning.pytorch.cli import LightningArgumentParser
+from jsonargparse import ArgumentParser
 from typing_extensions import override
 
-from lightning_rlvr.calibration.base import CALIBRATORS
-from lightning_rlvr.credit.base import CREDIT_ASSIGNERS
-from lightning_rlvr.data.sources import ProblemSource
+from lightning_rlvr.registry import Registry
 
 
-class RunParser(LightningArgumentParser):
-    """Says what is wrong in a few lines, without the usage of two hundred settings."""
+@contextmanager
+def one_sentence_errors() -> Iterator[None]:
+    """Inside, what a user can cause ends the process in one sentence; RLVR_DEBUG=1 shows the traceback."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ImportError, FloatingPointError) as error:
+        if os.environ.get("RLVR_DEBUG"):
+            raise
+        text = str(error).strip() or type(error).__name__
+        sys.exit(f"rlvr: {text}\n(RLVR_DEBUG=1 shows where this was raised)")
+
+
+class ExplainedErrors(ArgumentParser):
+    """A parser that says what is wrong in a few lines, without the usage of two hundred settings."""
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise ValueError(explained(message, _settings(self))) from ex
 
 
-def _settings(parser: ArgumentParser) -> list[str]:
+def _settings(parser: argparse.ArgumentParser) -> list[str]:
     """Dotted names of all settings, those of subcommands included."""
     names = [option.removeprefix("--") for action in parser._actions for option in action.option_strings]
-    subparsers = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
+    subparsers = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     return names + [name for action in subparsers for sub in action.choices.values() for name in _settings(sub)]
 
 
@@ -92,23 +105,28 @@ def _informative(message: str) -> list[str]:
     return kept
 
 
+def _known() -> tuple[Registry[Any], Registry[Any], list[type]]:
+    """Calibrators, assigners and sources; imported late, for `rlvr verify` needs none of them and no torch."""
+    from lightning_rlvr.calibration.base import CALIBRATORS
+    from lightning_rlvr.credit.base import CREDIT_ASSIGNERS
+    from lightning_rlvr.data.sources import ProblemSource
+
+    return CALIBRATORS, CREDIT_ASSIGNERS, ProblemSource.__subclasses__()
+
+
 def _plugins() -> list[type]:
-    registered = [registry[name] for registry in (CALIBRATORS, CREDIT_ASSIGNERS) for name in registry]
-    return [*registered, *ProblemSource.__subclasses__()]
+    *registries, sources = _known()
+    return [*(registry[name] for registry in registries for name in registry), *sources]
 
 
 def _choices(key: str) -> str:
-    choices: dict[str, Sequence[str]] = {
-        "calibrator": CALIBRATORS.names(),
-        "credit": CREDIT_ASSIGNERS.names(),
-        "data.train": (sources := [source.__name__ for source in ProblemSource.__subclasses__()]),
-        "data.val": sources,
-        "data.test": sources,
-    }
-    if key not in choices:
-        return ""
-    where = "; in files by class path" if key in ("calibrator", "credit") else ""
-    return f"; choices: {', '.join(choices[key])}{where}"
+    calibrators, assigners, sources = _known()
+    if key in ("data.train", "data.val", "data.test"):
+        return f"; choices: {', '.join(source.__name__ for source in sources)}"
+    if key in ("calibrator", "credit"):
+        names = (calibrators if key == "calibrator" else assigners).names()
+        return f"; choices: {', '.join(names)}; in files by class path"
+    return ""
 
 
 def _why_not(name: str) -> str:

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_rlvr.cli import RLVRCLI, one_sentence_errors, quiet_console
+from lightning_rlvr.cli import RLVRCLI, quiet_console
+from lightning_rlvr.messages import one_sentence_errors
 
 CONFIG = "configs/experiment/sums_mcpo.yaml"
 

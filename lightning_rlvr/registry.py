@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import signature
 from pkgutil import iter_modules
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -124,3 +124,50 @@ class Registry(Generic[T]):
                     f"{self.kind} {entry.name!r} of the installed package {package} cannot be imported: {error}"
                 ) from error
             self.register(entry.name)(plugin)
+
+
+def class_path(plugin: type) -> str:
+    """Import path of a class.
+
+    Example:
+        >>> class_path(Registry)
+        'lightning_rlvr.registry.Registry'
+    """
+    return f"{plugin.__module__}.{plugin.__qualname__}"
+
+
+def with_class_paths(args: Sequence[str], registries: Mapping[str, Registry[Any]]) -> list[str]:
+    """A command line with class paths in the place of short names.
+
+    A file, a dotted path, a class name and a JSON object pass as they are.
+
+    Args:
+        args: The command line.
+        registries: The flags that take a short name, and where it is filed.
+
+    Raises:
+        ValueError: No plug-in has that name; the message lists the choices.
+
+    Example:
+        >>> from lightning_rlvr.verify.base import VERIFIERS
+        >>> with_class_paths(["--verifier", "exact", "7"], {"--verifier": VERIFIERS})
+        ['--verifier', 'lightning_rlvr.verify.exact.ExactVerifier', '7']
+    """
+    expanded: list[str] = []
+    pending: Registry[Any] | None = None
+    for arg in args:
+        flag, equals, value = arg.partition("=")
+        if pending is not None:
+            expanded.append(_expanded(arg, pending))
+            pending = None
+        elif flag in registries and equals:
+            expanded.append(f"{flag}={_expanded(value, registries[flag])}")
+        else:
+            pending = registries.get(arg)
+            expanded.append(arg)
+    return expanded
+
+
+def _expanded(value: str, registry: Registry[Any]) -> str:
+    is_name = value.isidentifier() and value == value.lower()
+    return class_path(registry[value]) if is_name else value

@@ -17,7 +17,8 @@ from jsonargparse import DefaultHelpFormatter
 from typing_extensions import override
 
 from lightning_rlvr.checks import require
-from lightning_rlvr.messages import RunParser, explained
+from lightning_rlvr.messages import ExplainedErrors, explained
+from lightning_rlvr.registry import with_class_paths
 from lightning_rlvr.verify.base import STATUSES, VERIFIERS, Attempt, Verdict, Verifier
 
 _DESCRIPTION = r"""Shows what a verifier makes of a completion: the verdict, the reward, the answer that it read and
@@ -54,13 +55,13 @@ def verify_command(args: Sequence[str]) -> None:
     """Judge one completion, or the rows of a file, and print what was found.
 
     Args:
-        args: The command line after ``rlvr verify``, with class paths in the place of short names.
+        args: The command line after ``rlvr verify``.
 
     Raises:
         ValueError: Bad arguments, settings or file; the message names what was expected.
 
     Example:
-        >>> verify_command(["--verifier", "lightning_rlvr.verify.exact.ExactVerifier", "7", "Answer: 8"])
+        >>> verify_command(["--verifier", "exact", "7", "Answer: 8"])
         status  wrong
         reward  0
         answer  8
@@ -83,7 +84,7 @@ def verify_command(args: Sequence[str]) -> None:
 
 def _parsed(args: Sequence[str]) -> tuple[Verifier, str, str | None, bool]:
     names = ", ".join(VERIFIERS)
-    parser = RunParser(prog="rlvr verify", description=_DESCRIPTION, formatter_class=_Formatter)
+    parser = ExplainedErrors(prog="rlvr verify", description=_DESCRIPTION, formatter_class=_Formatter)
     parser.add_argument("gold", type=str, help="The gold answer; or, alone, a JSON Lines file.")
     parser.add_argument("completion", type=str, nargs="?", help="What a model wrote.")
     parser.add_argument("--truncated", action="store_true", help="The completion was cut off.")
@@ -92,7 +93,7 @@ def _parsed(args: Sequence[str]) -> tuple[Verifier, str, str | None, bool]:
     )
     parser.set_defaults({"verifier": {"class_path": "lightning_rlvr.verify.math.MathVerifier"}})
     try:
-        settings = parser.parse_args(list(args))
+        settings = parser.parse_args(with_class_paths(args, {"--verifier": VERIFIERS}))
         verifier = parser.instantiate(settings).verifier
     except ValueError as error:
         hint = "; a text that begins with a minus sign comes after `--`"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlvr.cli import RLVRCLI, main
+from lightning_rlvr.__main__ import main
+from lightning_rlvr.cli import RLVRCLI
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TINY = CONFIGS / "experiment" / "tiny_mcpo.yaml"

@@ -16,7 +16,7 @@ LAYERS = {
     "plugins": 3, "pipeline": 3, "data": 3, "settings": 3, "objective": 3, "record": 3, "evaluation": 3,
     "learner": 4, "module": 4,
     "monitoring": 5,
-    "cli": 6, "verify_command": 6, "messages": 6, "explain": 6, "quickstart": 6,
+    "__main__": 6, "cli": 6, "verify_command": 6, "messages": 6, "explain": 6, "quickstart": 6,
 }  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from lightning.pytorch import Trainer
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from command_line import CONFIGS, SMALL, fit, parse, plugins, sums
+from lightning_rlvr.__main__ import main
 from lightning_rlvr.calibration.base import CALIBRATORS
-from lightning_rlvr.cli import main
 from lightning_rlvr.credit.ablation.prompt_mask import PromptMask
 from lightning_rlvr.credit.ablation.ref_model import RefModel
 from lightning_rlvr.credit.base import CREDIT_ASSIGNERS

@@ -36,7 +36,7 @@ def train(folder, name, data, *flags):
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    command = [sys.executable, "-m", "lightning_rlvr.cli", "fit", "-c", str(CONFIG), "-c", str(data), *SHORT,
+    command = [sys.executable, "-m", "lightning_rlvr", "fit", "-c", str(CONFIG), "-c", str(data), *SHORT,
                "--runs_dir", str(folder), "--name", name, *flags]  # fmt: skip
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr[-2000:]

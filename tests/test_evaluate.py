@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from command_line import SMALL, TINY, error, fit
-from lightning_rlvr.cli import main
+from lightning_rlvr.__main__ import main
 from lightning_rlvr.evaluation.store import SampleStore
 from lightning_rlvr.rollout.hf import HFEngine
 from runs import make_data, make_module, scalars
@@ -263,7 +263,7 @@ def test_two_processes_evaluate_like_one(tmp_path, benchmarks):
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
 
     def run(name, *flags):
-        command = [sys.executable, "-m", "lightning_rlvr.cli", "test", "-c", str(TINY), *SMALL, "--data.test",
+        command = [sys.executable, "-m", "lightning_rlvr", "test", "-c", str(TINY), *SMALL, "--data.test",
                    benchmarks, "--num_samples=3", "--data.val_prompts_per_step=4", "--runs_dir", str(tmp_path),
                    "--name", name, *flags]  # fmt: skip
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)

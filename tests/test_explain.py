@@ -4,7 +4,7 @@ import pytest
 
 from command_line import CONFIGS, parse
 from lightning_rlvr import module
-from lightning_rlvr.cli import main
+from lightning_rlvr.__main__ import main
 from lightning_rlvr.explain import explain
 
 

@@ -79,7 +79,7 @@ def test_plugins_of_an_installed_package_train_by_short_name(tmp_path):
     data = (
         '--data.train={"class_path": "SumsSource", "init_args": {"size": 12, "val_size": 4, "verifier": "odd_length"}}'
     )
-    command = [sys.executable, "-m", "lightning_rlvr.cli", "fit", "-c", str(TINY), *small, data,
+    command = [sys.executable, "-m", "lightning_rlvr", "fit", "-c", str(TINY), *small, data,
                "--calibrator", "half", "--calibrator.scale=2", "--credit", "doubt", "--credit.power=0.5",
                "--runs_dir", str(tmp_path)]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}

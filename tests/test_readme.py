@@ -11,7 +11,8 @@ import pytest
 from lightning.pytorch import Trainer
 
 from command_line import parse, sums
-from lightning_rlvr.cli import expand_short_names, main
+from lightning_rlvr.__main__ import main
+from lightning_rlvr.cli import expand_short_names
 from lightning_rlvr.policy import loading
 from lightning_rlvr.policy.tiny import tiny_folder
 from runs import scalars

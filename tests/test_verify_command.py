@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from command_line import error
-from lightning_rlvr.cli import main
+from lightning_rlvr.__main__ import main
 from lightning_rlvr.verify.base import STATUSES, VERIFIERS
 
 
@@ -234,7 +234,7 @@ def test_empty_file_has_no_rows(capsys, tmp_path):
 @pytest.mark.slow
 def test_reader_that_stops_early_ends_it_quietly(tmp_path):
     file = write(tmp_path, *[{"gold": i, "pred": "x" * 2000} for i in range(600)])
-    command = [sys.executable, "-m", "lightning_rlvr.cli", "verify", "--verifier", "exact", str(file)]
+    command = [sys.executable, "-m", "lightning_rlvr", "verify", "--verifier", "exact", str(file)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     ) as process:

@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from command_line import CONFIGS, parse
-from lightning_rlvr.cli import main
+from lightning_rlvr.__main__ import main
 from lightning_rlvr.data.datamodule import PromptDataModule
 from lightning_rlvr.data.sources import SumsSource
 from lightning_rlvr.data.templates import PromptTemplate
