@@ -16,7 +16,7 @@ from rich.table import Table
 
 from lightning_rlvr.cli import RLVRCLI, quiet_console
 from lightning_rlvr.monitoring.run_folder import environment
-from lightning_rlvr.verify.answer import last_number
+from lightning_rlvr.verify.answer import extract
 from lightning_rlvr.verify.function import FunctionVerifier
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +58,8 @@ def forced_rewards(num_rows: int) -> list[float]:
 
 def exact_rewards(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
     """1 where the last number of the completion is the gold answer."""
-    return [float(last_number(text, truncated=False) == gold) for text, gold in zip(completions, answer, strict=True)]
+    found = [extract(text, "last_number", truncated=False).answer for text in completions]
+    return [float(got == gold) for got, gold in zip(found, answer, strict=True)]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -6,13 +6,17 @@ import os
 import sys
 from collections.abc import Sequence
 
+from lightning_rlvr import __version__
+
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run ``rlvr`` with these arguments; by default those of the process."""
     arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
     if os.getcwd() not in sys.path:  # as `python -m` has it: a plug-in lies where the user works
         sys.path.insert(0, os.getcwd())
-    if arguments[0] == "verify":  # imported apart: torch and lightning take seconds
+    if arguments == ["--version"]:
+        print(f"lightning_rlvr {__version__}")  # noqa: T201  # the command's output
+    elif arguments[0] == "verify":  # imported apart: torch and lightning take seconds
         from lightning_rlvr.messages import one_sentence_errors
         from lightning_rlvr.verify_command import verify_command
 

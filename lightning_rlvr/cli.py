@@ -185,7 +185,7 @@ class RLVRCLI(LightningCLI):
         module, folder = self.model, run_folder(self.trainer)
         if self.trainer.is_global_zero:
             console = Console()
-            console.print(evaluation_table(module.results, module.evaluation_conditions))
+            console.print(evaluation_table(module.results, module.evaluator.conditions))
             for store in module.evaluator.stores.values():
                 console.print(f"samples: {store.path}", soft_wrap=True)
             console.print(f"run folder: {folder}", soft_wrap=True)
@@ -220,7 +220,7 @@ class RLVRCLI(LightningCLI):
     def _run_logger(self) -> RunLogger:
         """The logger of a new run, or that of the run which ``--ckpt_path`` continues or which is evaluated.
 
-        An evaluation has a folder that its next call finds again: without a checkpoint, that of the untrained policy.
+        An evaluation has a folder that its next call finds again: without a checkpoint, `initial`.
         """
         runs_dir, name = self._get(self.config, "runs_dir"), self._get(self.config, "name")
         checkpoint, fit = self._get(self.config, "ckpt_path"), self.subcommand in ("fit", None)
@@ -233,7 +233,7 @@ class RLVRCLI(LightningCLI):
                     version=run.name,
                     purge_step=_step_of(checkpoint) + 1 if fit else None,
                 )
-        version = None if fit else "untrained" if checkpoint is None else Path(checkpoint).stem
+        version = None if fit else "initial" if checkpoint is None else Path(checkpoint).stem
         return RunLogger(save_dir=runs_dir, name=name, version=version)
 
 

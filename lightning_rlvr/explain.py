@@ -10,6 +10,7 @@ from lightning_rlvr.credit.base import CreditAssigner
 from lightning_rlvr.functional.losses import LOSS_TYPES
 from lightning_rlvr.learner import reads_training_forward
 from lightning_rlvr.plugins import Needs, find_one, unite_needs
+from lightning_rlvr.registry import settings_of
 
 if TYPE_CHECKING:
     from lightning_rlvr.cli import RLVRCLI
@@ -74,10 +75,10 @@ def _data(data: PromptDataModule) -> list[str]:
     lines += [f"tested on {_source(source)}" for source in data.test_sources]
     if data.test_problems is not None:
         lines.append(f"at most {data.test_problems} problems of each test set, the same for every data_seed")
-    if data.overlap_ngrams is None:
+    size = data.decontamination_ngram_size
+    if size is None:
         return [*lines, "training problems are not compared with the test sets"]
-    shared = f"training problems that share {data.overlap_ngrams} successive words with a test problem are left out"
-    return [*lines, shared]
+    return [*lines, f"training problems that share {size} successive words with a test problem are left out"]
 
 
 def _source(source: ProblemSource) -> str:
@@ -106,10 +107,10 @@ def _plugin(plugin: RewardCalibrator | CreditAssigner, shapes: str) -> list[str]
 
 def _arguments(part: object) -> str:
     """Settings of a part, as it resolved them."""
-    names = inspect.signature(type(part).__init__).parameters
-    hidden = {"self", "task", "verifier", "template", "problem_pattern"}
-    values = {name: getattr(part, name) for name in names if name not in hidden and hasattr(part, name)}
-    return ", ".join(f"{name} = {_shown(value)}" for name, value in values.items() if value is not None)
+    shown, _ = settings_of(part)
+    for hidden in ("task", "verifier", "template", "problem_pattern"):
+        shown.pop(hidden, None)
+    return ", ".join(f"{name} = {_shown(value)}" for name, value in shown.items() if value is not None)
 
 
 def _shown(value: object) -> str:

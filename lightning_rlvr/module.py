@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from lightning_rlvr.data.datamodule import PromptDataModule
 from lightning_rlvr.data.sources import Split
 from lightning_rlvr.distributed import gather_rollouts, leave_group_at_exit
 from lightning_rlvr.evaluation.evaluator import Evaluator, described
-from lightning_rlvr.evaluation.store import SampleStore
+from lightning_rlvr.evaluation.store import SampleStore, open_stores
 from lightning_rlvr.evaluation.summary import EvaluationSummary
 from lightning_rlvr.learner import Learner
 from lightning_rlvr.metrics.step import StepMetrics
@@ -51,6 +51,10 @@ class Progress:
     seconds: float = 0.0
     flops: float = 0.0
     """Estimated: 2 operations for each parameter and token of a forward; a backward is 1 forward, without LoRA 2."""
+
+
+_OF_EACH_SET = ("accuracy", "length", "truncated", "no_answer")
+"""What is logged of each of several sets; all numbers are in ``results``, and of all sets together also logged."""
 
 
 class RLVRModule(LightningModule):
@@ -254,7 +258,8 @@ class RLVRModule(LightningModule):
             token_advantages=learner.token_advantages,
             forwarded=learner.forwarded,
         )
-        log_record(metrics, record, self.assigner)
+        part_names = {name for verifier in self.datamodule.verifiers.values() for name in verifier.part_names}
+        log_record(metrics, record, self.assigner, sorted(part_names))
         self._log_step(metrics, record, learner, time.perf_counter() - started)
         return {"record": record}
 
@@ -348,7 +353,7 @@ class RLVRModule(LightningModule):
         if settings.temperature == 0 and num_samples > 1:
             rank_zero_warn(f"greedy samples are all the same: 1 instead of `evaluation.num_samples` = {num_samples}")
             num_samples = 1
-        sets = data.set_names(split)
+        sets, conditions = data.set_names(split), self._evaluation_conditions()
         self.evaluator = Evaluator(
             self.policy,
             self.engine,
@@ -357,13 +362,16 @@ class RLVRModule(LightningModule):
             num_samples=num_samples,
             sample_seed=self.sample_seed,
             summary=EvaluationSummary(sets, num_samples, self.device),
-            stores=self._stores(sets),
+            stores=self._stores(sets, conditions),
+            conditions=conditions,
             rank=self.global_rank,
         )
 
-    @property
-    def evaluation_conditions(self) -> dict[str, Any]:
-        """All that a sample depends on beside its problem, the verifier and its number."""
+    def _evaluation_conditions(self) -> dict[str, Any]:
+        """All that a sample depends on beside its problem, the verifier and its number.
+
+        Of the engine its name only: its settings are about speed and memory, and may change in the middle.
+        """
         return {
             "policy": self.policy_settings.name_or_path,
             "weights": self.policy.digest,
@@ -371,33 +379,20 @@ class RLVRModule(LightningModule):
             "step": self._evaluated_step,
             "engine": type(self.engine).__name__,
             "temperature": self.evaluation_settings.temperature,
-            "top_p": 1.0,
+            "top_p": 1.0,  # no engine filters what it samples
             "top_k": 0,
             "max_completion_length": self.max_evaluated_length,
             "stop_ids": list(self.policy.eos_token_ids),
             "sample_seed": self.sample_seed,
         }
 
-    def _stores(self, sets: Sequence[str]) -> dict[str, SampleStore]:
+    def _stores(self, sets: Sequence[str], conditions: Mapping[str, Any]) -> dict[str, SampleStore]:
         folder, keep = self.trainer.log_dir, self.evaluation_settings.keep
         if self.trainer.state.fn == "fit" or keep == "nothing" or folder is None or not self.trainer.loggers:
             return {}
-        conditions, verifiers = self.evaluation_conditions, self.datamodule.verifiers
-        if not self.trainer.is_global_zero:
-            self.trainer.strategy.barrier()  # until the first process has made and locked the folders
-        stores = {
-            name: SampleStore.open(
-                Path(folder) / "eval",
-                name,
-                conditions | {"verifier": described(verifiers[name])},
-                keep_text=keep == "texts",
-                lock=self.trainer.is_global_zero,
-            )
-            for name in sets
-        }
-        if self.trainer.is_global_zero:
-            self.trainer.strategy.barrier()
-        return stores
+        verifiers = {name: described(self.datamodule.verifiers[name]) for name in sets}
+        by_set = {name: {**conditions, "verifier": verifier} for name, verifier in verifiers.items()}
+        return open_stores(self.trainer.strategy, Path(folder) / "eval", by_set, keep_text=keep == "texts")
 
     @override
     def validation_step(self, prompts: PromptBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -417,14 +412,12 @@ class RLVRModule(LightningModule):
 
     def _finish_evaluation(self) -> None:
         self.results = self.evaluator.finish(self.trainer.strategy)
-        several = len(self.results) > len(("one set", "micro", "macro"))
-        scalars = {
-            f"eval/{name}" if group == "micro" else f"eval/{group}/{name}": value
-            for group, values in self.results.items()
-            if several or group == "micro"
-            for name, value in values.items()
-            if not math.isnan(value)
-        }
+        over_all = "micro" if "micro" in self.results else next(iter(self.results), None)
+        scalars: dict[str, float] = {}
+        for group, values in self.results.items():
+            shown = values if group in (over_all, "macro") else {name: values[name] for name in _OF_EACH_SET}
+            prefix = "eval" if group == over_all else f"eval/{group}"
+            scalars |= {f"{prefix}/{name}": value for name, value in shown.items() if not math.isnan(value)}
         self.log_dict(scalars | {"step": float(self._evaluated_step)}, sync_dist=True)  # "step" is the x-axis
 
     @property

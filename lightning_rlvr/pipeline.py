@@ -20,7 +20,8 @@ from lightning_rlvr.rollout.base import RolloutEngine, Sampling
 from lightning_rlvr.types import Completions, PromptBatch, Rollout, TokenStatistics
 from lightning_rlvr.verify.base import Verdict
 
-Verify = Callable[[PromptBatch, Completions, Sequence[str]], list[Verdict]]
+Verify = Callable[[PromptBatch, Completions, Sequence[str], int], list[Verdict]]
+"""Prompts, completions, their texts and their budget of tokens -> verdicts in row order."""
 Gather = Callable[[Rollout], tuple[Rollout, slice]]
 """Rows of this rank -> rows of all ranks, and where those of this rank are."""
 
@@ -88,7 +89,7 @@ def collect(
         )
     texts = decode(policy, completions)
     sampled = time.perf_counter()
-    verdicts = verify(prompts, completions, texts)
+    verdicts = verify(prompts, completions, texts, sampling.max_completion_length)
     verified = time.perf_counter()
     index = completions.prompt_index
     numbers = {(prompt, seed): sample for (prompt, sample), seed in zip(rows, seeds.tolist(), strict=True)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,15 +37,24 @@ class StepRecord:
     """bool ``[B]``: rows that went through the policy (the others have advantage 0)."""
 
 
-def log_record(metrics: StepMetrics, record: StepRecord, assigner: CreditAssigner) -> None:
-    """Add everything that can be said about a step without another forward."""
-    _log_rewards(metrics, record)
+def log_record(
+    metrics: StepMetrics, record: StepRecord, assigner: CreditAssigner, part_names: Sequence[str] = ()
+) -> None:
+    """Add everything that can be said about a step without another forward.
+
+    Args:
+        metrics: Where to.
+        record: The finished step.
+        assigner: What assigned the credit.
+        part_names: Parts of composed rewards in any task, the same on all ranks.
+    """
+    _log_rewards(metrics, record, part_names)
     _log_completions(metrics, record)
     _log_advantages(metrics, record)
     _log_credit(metrics, record, assigner)
 
 
-def _log_rewards(metrics: StepMetrics, record: StepRecord) -> None:
+def _log_rewards(metrics: StepMetrics, record: StepRecord, part_names: Sequence[str]) -> None:
     rollout, collection = record.rollout, record.collection
     scored = ~rollout.rewards.isnan()
     metrics.mean("reward/mean", rollout.rewards)
@@ -58,19 +68,9 @@ def _log_rewards(metrics: StepMetrics, record: StepRecord) -> None:
     statuses = [verdict.status for verdict in collection.verdicts]
     for status in STATUSES:
         metrics.mean(f"verify/{status}", torch.tensor([float(status == got) for got in statuses]))
-    for name in _part_names(collection):
+    for name in part_names:
         parts = [verdict.parts.get(name, torch.nan) for verdict in collection.verdicts]
         metrics.mean(f"reward/part_{name}", torch.tensor(parts))
-
-
-def _part_names(collection: Collection) -> list[str]:
-    """Parts of composed rewards on any rank: a rank may have drawn no row of the task that has them."""
-    names = sorted({name for verdict in collection.verdicts for name in verdict.parts})
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return names
-    everyone: list[list[str]] = [names] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, names)
-    return sorted({name for rank in everyone for name in rank})
 
 
 def _log_completions(metrics: StepMetrics, record: StepRecord) -> None:

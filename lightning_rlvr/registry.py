@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
-from inspect import signature
+from inspect import Parameter, signature
 from pkgutil import iter_modules
 from typing import Any, Generic, TypeVar
 
@@ -82,7 +82,8 @@ class Registry(Generic[T]):
         if not isinstance(plugin, str):
             return plugin
         arguments = signature(self[plugin]).parameters.values()
-        if needed := [a.name for a in arguments if a.default is a.empty and a.kind is a.POSITIONAL_OR_KEYWORD]:
+        collecting = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        if needed := [a.name for a in arguments if a.default is a.empty and a.kind not in collecting]:
             raise ValueError(
                 f"{self.kind} {plugin!r} needs settings: {', '.join(needed)}; give `class_path` and `init_args`"
             )
@@ -134,6 +135,26 @@ def class_path(plugin: type) -> str:
         'lightning_rlvr.registry.Registry'
     """
     return f"{plugin.__module__}.{plugin.__qualname__}"
+
+
+def settings_of(part: object) -> tuple[dict[str, Any], list[str]]:
+    """The settings that a part was made with, as it resolved them, and the names of those that it does not show.
+
+    A part shows a setting by an attribute of the same name.
+
+    Example:
+        >>> from lightning_rlvr.verify.exact import ExactVerifier
+        >>> settings_of(ExactVerifier())
+        ({'extract': 'boxed', 'after': None}, [])
+        >>> settings_of(range(3))
+        ({}, ['...'])
+    """
+    try:
+        parameters = list(signature(type(part)).parameters)
+    except ValueError:  # some types of C have no signature
+        return {}, ["..."]
+    shown = {name: getattr(part, name) for name in parameters if hasattr(part, name)}
+    return shown, [name for name in parameters if name not in shown]
 
 
 def with_class_paths(args: Sequence[str], registries: Mapping[str, Registry[Any]]) -> list[str]:

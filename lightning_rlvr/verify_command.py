@@ -16,7 +16,7 @@ from typing import Any
 from jsonargparse import DefaultHelpFormatter
 from typing_extensions import override
 
-from lightning_rlvr.checks import require
+from lightning_rlvr.json_rows import read_json_rows
 from lightning_rlvr.messages import ExplainedErrors, explained
 from lightning_rlvr.registry import with_class_paths
 from lightning_rlvr.verify.base import STATUSES, VERIFIERS, Attempt, Verdict, Verifier
@@ -78,7 +78,8 @@ def verify_command(args: Sequence[str]) -> None:
     file = Path(gold)
     if not (file.suffix.lower() == ".jsonl" and file.is_file()):
         raise ValueError(f"give a gold answer and a completion, or an existing .jsonl file; got only {gold!r}")
-    require(not truncated, "truncated", "a column in a file", "--truncated")
+    if truncated:
+        raise ValueError("`--truncated` is for a completion on the command line; a file has a column `truncated`")
     _judge_file(verifier, file)
 
 
@@ -170,26 +171,11 @@ _KINDS = {"pred": (str, "text"), "truncated": (bool, "true or false"), "completi
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with file.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _row(line, f"line {number} of {str(file)!r}")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{str(file)!r} must be UTF-8: {error}") from error
-
-
-def _row(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line, parse_constant=lambda name: None)  # NaN and Infinity are no JSON
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{where} must be an object, got {type(row).__name__}")
-    for name in ("gold", "pred"):
-        if name not in row:
-            raise ValueError(f"{where} has no column {name!r}; got {', '.join(row) or 'none'}")
-    for name, (kind, expected) in _KINDS.items():
-        if name in row and not isinstance(row[name], kind):
-            raise ValueError(f"{where}: `{name}` must be {expected}, got {row[name]!r}")
-    return row
+    for where, row in read_json_rows(file):
+        for name in ("gold", "pred"):
+            if name not in row:
+                raise ValueError(f"{where} has no column {name!r}; got {', '.join(row) or 'none'}")
+        for name, (kind, expected) in _KINDS.items():
+            if name in row and not isinstance(row[name], kind):
+                raise ValueError(f"{where}: `{name}` must be {expected}, got {row[name]!r}")
+        yield row

@@ -15,6 +15,7 @@ from command_line import SMALL, TINY, error, fit
 from lightning_rlvr.__main__ import main
 from lightning_rlvr.evaluation.store import SampleStore
 from lightning_rlvr.rollout.hf import HFEngine
+from lightning_rlvr.verify.exact import ExactVerifier
 from runs import make_data, make_module, scalars
 
 ROWS = [{"question": f"What is {a}+{b}?", "answer": f"... #### {a + b}"} for a in range(1, 4) for b in range(1, 4)]
@@ -32,6 +33,12 @@ class Counting(HFEngine):
         Counting.batches_left -= 1
         Counting.rows += seeds.tolist()
         return super().generate(policy, prompts, prompt_index, seeds, sampling)
+
+
+class Secretive(ExactVerifier):
+    def __init__(self, bonus: float = 0.5) -> None:
+        super().__init__()
+        self._bonus = bonus
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +76,7 @@ def evaluate(folder, *args, command="test"):
         [command, "-c", str(TINY), *SMALL, "--model.rollout.engine=test_evaluate.Counting", "--runs_dir",
          str(folder), "--num_samples=1", *map(str, args)]
     )  # fmt: skip
-    return folder / "tiny_mcpo" / "untrained"
+    return folder / "tiny_mcpo" / "initial"
 
 
 def per_problem(run, name):
@@ -92,7 +99,9 @@ def test_the_file_has_one_row_for_each_sample_and_gives_the_logged_numbers(tmp_p
     for tag, of_set in (("eval", both), ("eval/nine", rows)):
         assert numbers[f"{tag}/accuracy"] == pytest.approx(sum(r["status"] == "correct" for r in of_set) / len(of_set))
         assert numbers[f"{tag}/length"] == pytest.approx(sum(row["tokens"] for row in of_set) / len(of_set))
-        assert numbers[f"{tag}/wrong"] == pytest.approx(sum(row["status"] == "wrong" for row in of_set) / len(of_set))
+        truncated = sum(row["truncated"] for row in of_set)
+        assert numbers[f"{tag}/truncated"] == pytest.approx(truncated / len(of_set))
+    assert numbers["eval/wrong"] == pytest.approx(sum(row["status"] == "wrong" for row in both) / len(both))
     halves = [numbers[f"eval/{name}/truncated"] for name in ("nine", "four")]
     assert numbers["eval/macro/truncated"] == pytest.approx(sum(halves) / 2)
     shown = " ".join(capsys.readouterr().out.split())
@@ -193,7 +202,7 @@ def test_a_checkpoint_is_evaluated_in_its_run_at_its_step(tmp_path, benchmarks):
     assert "nine.jsonl" in (run / "config.test.yaml").read_text()
     settings = json.loads((run / "eval" / "nine" / "settings.json").read_text())
     assert (settings["conditions"]["step"], settings["num_problems"], settings["num_samples"]) == (2, 9, 1)
-    assert not (tmp_path / "tiny_mcpo" / "untrained").exists()
+    assert not (tmp_path / "tiny_mcpo" / "initial").exists()
 
 
 def test_validation_in_training_uses_the_same_code_and_keeps_no_samples(tmp_path):
@@ -211,20 +220,29 @@ def test_greedy_evaluation_takes_one_sample_and_says_so(tmp_path, benchmarks, co
         run = evaluate(tmp_path, "--data.test", benchmarks, "--num_samples=4", "--model.evaluation.temperature=0")
     assert len(counting.rows) == 13
     assert "eval/pass@4" not in logged(run)
-    assert all("nine.2" not in str(path) for path in run.rglob("*"))
     sampled = evaluate(tmp_path, "--data.test", benchmarks, "--num_samples=8", "--model.evaluation.temperature=0.6")
     texts = [row["text"] for row in per_problem(sampled, "nine.2")]
     assert all(len(set(texts[start : start + 8])) > 1 for start in range(0, 72, 8))
 
 
-@pytest.mark.parametrize(("keep", "text"), [("verdicts", None), ("nothing", None)])
-def test_texts_and_samples_are_kept_as_asked_for(tmp_path, benchmarks, keep, text):
-    run = evaluate(tmp_path, "--data.test", benchmarks, f"--model.evaluation.keep={keep}")
-    if keep == "nothing":
-        assert not (run / "eval").exists()
-    else:
-        assert {row["text"] for row in per_problem(run, "nine")} == {text}
+def test_texts_are_kept_unless_verdicts_are_enough(tmp_path, benchmarks):
+    run = evaluate(tmp_path, "--data.test", benchmarks, "--model.evaluation.keep=verdicts")
+    assert {row["text"] for row in per_problem(run, "nine")} == {None}
+
+
+def test_samples_need_not_be_kept(tmp_path, benchmarks):
+    run = evaluate(tmp_path, "--data.test", benchmarks, "--model.evaluation.keep=nothing")
+    assert not (run / "eval").exists()
     assert "eval/nine/accuracy" in logged(run)
+
+
+def test_settings_that_a_verifier_hides_are_named_before_anything_is_sampled(tmp_path, counting, capsys):
+    sums = {"class_path": "SumsSource", "init_args": {"verifier": {"class_path": "test_evaluate.Secretive"}}}
+    flags = ["--data.train", json.dumps(sums), "--model.rollout.engine=test_evaluate.Counting"]
+    sentence = error(capsys, "test", "-c", TINY, *SMALL, "--runs_dir", tmp_path, *flags)
+    assert "Secretive must keep its settings as attributes of their names" in sentence
+    assert "got none called bonus" in sentence
+    assert not counting.rows
 
 
 def test_what_has_just_been_trained_can_be_tested_in_the_same_process(tmp_path):
@@ -268,7 +286,7 @@ def test_two_processes_evaluate_like_one(tmp_path, benchmarks):
                    "--name", name, *flags]  # fmt: skip
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
         assert done.returncode == 0, done.stderr[-2000:]
-        return tmp_path / name / "untrained"
+        return tmp_path / name / "initial"
 
     one, two = run("one"), run("two", "--trainer.devices=2", "--trainer.strategy=ddp")
     assert logged(two) == pytest.approx(logged(one), rel=1e-6)

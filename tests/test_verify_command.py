@@ -10,11 +10,17 @@ import pytest
 
 from command_line import error
 from lightning_rlvr.__main__ import main
+from lightning_rlvr.registry import class_path
+from lightning_rlvr.verify.answer import AnswerVerifier
 from lightning_rlvr.verify.base import STATUSES, VERIFIERS
 
 
 def half_of_it(completions, gold, **columns):
     return [0.5 if text == answer else None for text, answer in zip(completions, gold, strict=True)]
+
+
+def length(completion_ids, **columns):
+    return [len(ids) for ids in completion_ids]
 
 
 def verify(capsys, *args):
@@ -61,7 +67,7 @@ def test_every_verifier_without_needs_works(name, capsys):
         assert "arguments are required" in error(capsys, "verify", "--verifier", name, "B", "Answer: B")
     else:
         shown = verify(capsys, "--verifier", name, "B", "Answer: B")
-        assert shown["status"] == {"reasoning_gym": "error", "numeric": "error"}.get(name, "correct"), shown
+        assert shown["status"] == "error" if name in {"reasoning_gym", "numeric", "overlong"} else "correct", shown
 
 
 def test_settings_of_a_verifier_are_flags(capsys):
@@ -120,7 +126,7 @@ def test_bad_command_lines_end_in_one_sentence(capsys, tmp_path):
         (["7", "7", "--verifier.rtoll=1"], "`verifier` has no setting `rtoll`"),
         (["7"], "give a gold answer and a completion, or an existing .jsonl file; got only '7'"),
         ([tmp_path / "none.jsonl"], "give a gold answer and a completion, or an existing .jsonl file; got only "),
-        ([file, "--truncated"], "`truncated` must be a column in a file"),
+        ([file, "--truncated"], "a file has a column `truncated`"),
         (["7", "8", "9"], "unrecognized arguments: 9"),
         ([], "the following arguments are required: gold"),
     ):
@@ -137,6 +143,14 @@ def test_help_has_examples_in_plain_words(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "rlvr verify GOLD COMPLETION" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", [name for name in VERIFIERS if issubclass(VERIFIERS[name], AnswerVerifier)])
+def test_help_of_every_verifier_that_reads_answers_says_where(name, capsys):
+    with pytest.raises(SystemExit):
+        main(["verify", "--verifier.help", class_path(VERIFIERS[name])])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--verifier.extract {boxed,last_line,last_number,all} Where the final answer is" in shown
 
 
 # --- a file ---
@@ -176,8 +190,13 @@ def test_other_columns_reach_the_verifier(capsys, tmp_path):
 
 def test_token_ids_reach_the_verifier(capsys, tmp_path):
     file = write(tmp_path, {"gold": "", "pred": "", "completion_ids": [1, 2, 3]}, {"gold": "", "pred": ""})
-    flags = ["--verifier=overlong", "--verifier.max_completion_length=4", "--verifier.buffer=2"]
-    assert [row["reward"] for row in judged(capsys, file, *flags)[0]] == [-0.5, None]
+    flags = ["--verifier=function", "--verifier.function", f"{__name__}.length"]
+    assert [row["reward"] for row in judged(capsys, file, *flags)[0]] == [3, 0]
+
+
+def test_the_budget_is_not_known(capsys):
+    shown = verify(capsys, "--verifier=overlong", "7", "7")
+    assert (shown["status"], shown["reason"]) == ("error", "no token ids to count")
 
 
 def test_parts_are_written_and_all_of_it_is_json(capsys, tmp_path):

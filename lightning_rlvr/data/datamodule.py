@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import compress, islice
 from typing import Any
 
 import torch
@@ -18,14 +15,12 @@ from typing_extensions import override
 
 from lightning_rlvr.checks import require
 from lightning_rlvr.data.loader import PromptLoader, PromptSet
-from lightning_rlvr.data.overlap import overlapping
-from lightning_rlvr.data.sources import Problem, ProblemSource, Split, normalized, shuffled
+from lightning_rlvr.data.selection import Selection
+from lightning_rlvr.data.sources import Problem, ProblemSource, Split, normalized
 from lightning_rlvr.data.templates import EncodedPrompt, PromptTemplate
-from lightning_rlvr.functional.random import derive_seed
+from lightning_rlvr.hashing import problem_hash
 from lightning_rlvr.types import Completions, PromptBatch, layouts
 from lightning_rlvr.verify.base import Attempt, Verdict, Verifier
-
-_OUTCOMES = ("overlapping", "unverifiable", "too_long", "chosen")
 
 
 class PromptDataModule(LightningDataModule):
@@ -49,8 +44,8 @@ class PromptDataModule(LightningDataModule):
             by default on all.
         test_problems: Test on at most so many of each benchmark, the same whatever the data seed, or of the held-out
             problems where there is none (short: `--limit`); by default on all.
-        overlap_ngrams: Leave out training problems that share so many successive words with a problem of `test`
-            (shorter ones: that are equal to one), with a warning; null reads no benchmark for training.
+        decontamination_ngram_size: Leave out training problems that share so many successive words with a problem of
+            `test`, or equal one, with a warning; null reads no benchmark for training.
         longest_first: Begin every epoch with the batch that holds the longest prompt, so that running out of memory
             shows at once.
         skip_bad_golds: Leave out problems whose gold answer the verifier cannot read, with a warning, instead of
@@ -73,7 +68,7 @@ class PromptDataModule(LightningDataModule):
         num_problems: int | None = None,
         val_problems: int | None = None,
         test_problems: int | None = None,
-        overlap_ngrams: int | None = 13,
+        decontamination_ngram_size: int | None = 13,
         longest_first: bool = False,
         skip_bad_golds: bool = False,
     ) -> None:
@@ -85,7 +80,7 @@ class PromptDataModule(LightningDataModule):
             ("num_problems", num_problems, 1),
             ("val_problems", val_problems, 0),
             ("test_problems", test_problems, 1),
-            ("overlap_ngrams", overlap_ngrams, 1),
+            ("decontamination_ngram_size", decontamination_ngram_size, 1),
         ):
             require(value is None or value >= least, name, f"at least {least}", value)
         self.train_sources = _as_list(train)
@@ -99,7 +94,7 @@ class PromptDataModule(LightningDataModule):
         self.num_problems = num_problems
         self.val_problems = val_problems
         self.test_problems = test_problems
-        self.overlap_ngrams = overlap_ngrams
+        self.decontamination_ngram_size = decontamination_ngram_size
         self.longest_first = longest_first
         self.skip_bad_golds = skip_bad_golds
         sources = [*self.train_sources, *(self.val_sources if val is not None else []), *self.test_sources]
@@ -144,39 +139,33 @@ class PromptDataModule(LightningDataModule):
         digest = hashlib.sha256()
         for split, rows in self._rows().items():
             for problem, prompt in rows:
-                record = [split, problem.id, prompt.text, problem.columns]
-                digest.update(json.dumps(record, sort_keys=True, default=repr).encode())
+                digest.update(f"{split} {problem_hash(problem.id, prompt.text, problem.columns)} ".encode())
         return digest.hexdigest()
 
     @property
     def cleaning(self) -> dict[str, dict[str, int]]:
-        """Counts by `split/task`, after ``setup``: what was read, left out by reason, and chosen.
-
-        Rows and their cleaning are those of the source, before it is split. Where a number of problems is drawn, those
-        that cannot be verified or are too long are counted only as far as the draw went.
-        """
-        sources = {key: self._sources[key.partition("/")[2]] for key in self._counts}
-        return {
-            key: {**sources[key].cleaning, **{outcome: counts[outcome] for outcome in _OUTCOMES}}
-            for key, counts in self._counts.items()
-        }
+        """Counts by `split/task`, after ``setup``: what was read, left out by reason, and chosen."""
+        return self._selection.cleaning
 
     @override
     def setup(self, stage: str) -> None:
         self._train_loader, self._resume_from = None, {}
         self._prompts: dict[Split, list[PromptSet]] = {}
-        self._counts: dict[str, Counter[str]] = defaultdict(Counter)
+        self._selection = Selection(
+            self._sources,
+            self._tokenizer(),
+            self.template,
+            max_prompt_length=self.max_prompt_length,
+            skip_bad_golds=self.skip_bad_golds,
+        )
         if stage == "test" and self.test_sources:
-            self._prompts["test"] = [
-                self._chosen(_benchmark(source), "test", self.test_problems) for source in self.test_sources
-            ]
+            sets = (self._choose(_benchmark(source), "test", self.test_problems) for source in self.test_sources)
+            self._prompts["test"] = list(sets)
             return
         train = [problem for source in self.train_sources for problem in source.load("train", self.data_seed)]
         known = {normalized(problem) for problem in train}
-        if stage == "fit" and self.test_sources and self.overlap_ngrams is not None:
-            train = self._clear_of_benchmarks(train, self.overlap_ngrams)
         if stage == "fit":
-            self._prompts["train"] = [self._chosen(train, "train", self.num_problems)]
+            self._prompts["train"] = [self._choose(self._decontaminated(train), "train", self.num_problems)]
         if self.val_problems == 0:
             if stage == "test":
                 raise ValueError("nothing to test on: `val_problems` is 0, and `test` names no benchmark")
@@ -194,7 +183,7 @@ class PromptDataModule(LightningDataModule):
                 "or set `val_problems` to 0 for no validation"
             )
         limit = self.val_problems if self.test_problems is None or stage != "test" else self.test_problems
-        self._prompts["val"] = [self._chosen(held_out, "val", limit)]
+        self._prompts["val"] = [self._choose(held_out, "val", limit)]
 
     @override
     def train_dataloader(self) -> PromptLoader:
@@ -223,13 +212,20 @@ class PromptDataModule(LightningDataModule):
             model_inputs={name: tuple(row.to(device) for row in rows) for name, rows in batch.model_inputs.items()},
         )
 
-    def verify(self, prompts: PromptBatch, completions: Completions, texts: Sequence[str]) -> list[Verdict]:
+    def verify(
+        self,
+        prompts: PromptBatch,
+        completions: Completions,
+        texts: Sequence[str],
+        max_completion_length: int | None = None,
+    ) -> list[Verdict]:
         """One verdict for each completion, in row order, each by the verifier of its task.
 
         Args:
             prompts: The prompts that were answered.
             completions: B sampled rows.
             texts: B completion texts, without special tokens.
+            max_completion_length: Tokens that a completion may have; None if nobody knows.
         """
         attempts: dict[int, Attempt] = {}
         rows_of_task: dict[str, list[int]] = {name: [] for name in prompts.task_names}
@@ -242,6 +238,7 @@ class PromptDataModule(LightningDataModule):
                 completion=texts[row],
                 completion_ids=tuple(ids[row][: lengths[row]]),
                 truncated=truncated[row],
+                max_completion_length=max_completion_length,
                 columns=prompts.columns[prompt],
             )
         verdicts: dict[int, Verdict] = {}
@@ -286,93 +283,20 @@ class PromptDataModule(LightningDataModule):
             for split, sets in self._prompts.items()
         }
 
-    def _clear_of_benchmarks(self, problems: list[Problem], num_words: int) -> list[Problem]:
+    def _decontaminated(self, problems: list[Problem]) -> list[Problem]:
+        if not self.test_sources or self.decontamination_ngram_size is None:
+            return problems
         try:
-            tested = [problem.problem for source in self.test_sources for problem in _benchmark(source)]
+            tested = [problem for source in self.test_sources for problem in _benchmark(source)]
         except ValueError as error:
-            raise ValueError(f"{error}; `overlap_ngrams` null trains without reading the benchmarks") from error
-        overlaps = overlapping([problem.problem for problem in problems], tested, num_words)
-        for problem in compress(problems, overlaps):
-            self._counts[f"train/{problem.task}"]["overlapping"] += 1
-        if found := sum(overlaps):
-            message = f"{found} of {len(problems)} training problems share {num_words} successive words with `test`"
-            if found == len(problems):
-                raise ValueError(f"{message}: none is left")
-            rank_zero_warn(f"{message}: left out")
-        return [problem for problem, shared in zip(problems, overlaps, strict=True) if not shared]
-
-    def _chosen(self, problems: list[Problem], split: Split, count: int | None) -> PromptSet:
-        """The first ``count`` problems, in an order by seed, that fit and can be verified; or all that do."""
-        setting, seed = {
-            "train": ("num_problems", self.data_seed),
-            "val": ("val_problems", self.data_seed),
-            "test": ("test_problems", 0),
-        }[split]
-        kind = {"train": "training", "val": "held-out"}.get(split) or problems[0].task
-        tokenizer = self._tokenizer()
-        chosen: dict[int, EncodedPrompt] = {}
-        complaints: dict[str, str] = {}
-        lengths: list[int] = []
-        order = iter(shuffled(len(problems), derive_seed(setting, seed)))
-        while len(chosen) != count and (rows := list(islice(order, None if count is None else count - len(chosen)))):
-            for number, complaint in zip(rows, self._complaints([problems[row] for row in rows]), strict=True):
-                problem = problems[number]
-                counts = self._counts[f"{split}/{problem.task}"]
-                if complaint is not None:
-                    complaints[problem.id] = complaint
-                    counts["unverifiable"] += 1
-                    continue
-                prompt = self._prompt(problem, tokenizer)
-                lengths.append(len(prompt.ids))
-                if lengths[-1] <= self.max_prompt_length:
-                    chosen[number] = prompt
-                    counts["chosen"] += 1
-                else:
-                    counts["too_long"] += 1
-        self._report(complaints, lengths, kind)
-        if not lengths:
-            raise ValueError(f"none of {len(problems)} {kind} problems can be verified")
-        if not chosen:
             raise ValueError(
-                f"`max_prompt_length` {self.max_prompt_length} leaves no {kind} prompt: "
-                f"the shortest has {min(lengths)} tokens"
-            )
-        if split != "test" and count is not None and len(chosen) < count:
-            raise ValueError(f"`{setting}` must be at most the {len(chosen)} usable problems, got {count}")
-        kept = sorted(chosen)
-        pads = [i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if isinstance(i, int)]
-        return PromptSet(
-            problems=tuple(problems[number] for number in kept),
-            prompts=tuple(chosen[number] for number in kept),
-            task_names=self.set_names(split),
-            pad_token_id=pads[0],
-        )
+                f"{error}; `decontamination_ngram_size` null trains without reading the benchmarks"
+            ) from error
+        return self._selection.clear_of(tested, problems, self.decontamination_ngram_size)
 
-    def _complaints(self, problems: Sequence[Problem]) -> list[str | None]:
-        found: dict[str, str | None] = {}
-        for task in {problem.task for problem in problems}:
-            of_task = [problem for problem in problems if problem.task == task]
-            complaints = self.verifiers[task].check_rows([problem.columns for problem in of_task])
-            found |= zip((problem.id for problem in of_task), complaints, strict=True)
-        return [found[problem.id] for problem in problems]
-
-    def _report(self, complaints: Mapping[str, str], lengths: Sequence[int], kind: str) -> None:
-        if complaints:
-            first = "; ".join(f"{name}: {complaint}" for name, complaint in sorted(complaints.items())[:3])
-            looked_at = len(complaints) + len(lengths)
-            message = f"{len(complaints)} of {looked_at} {kind} problems cannot be verified ({first})"
-            if not self.skip_bad_golds:
-                raise ValueError(f"{message}; mend them, or set `skip_bad_golds` to leave them out")
-            rank_zero_warn(f"{message}: left out")
-        if long := sum(length > self.max_prompt_length for length in lengths):
-            rank_zero_warn(
-                f"{long} of {len(lengths)} {kind} prompts are longer than `max_prompt_length` "
-                f"{self.max_prompt_length}: left out"
-            )
-
-    def _prompt(self, problem: Problem, tokenizer: PreTrainedTokenizerBase) -> EncodedPrompt:
-        template = self._sources[problem.task].template or self.template
-        return template.encode(tokenizer, {**problem.columns, "problem": problem.problem})
+    def _choose(self, problems: list[Problem], split: Split, count: int | None) -> PromptSet:
+        seed = 0 if split == "test" else self.data_seed
+        return self._selection.choose(problems, split, self.set_names(split), count, seed)
 
     def _evaluation_loaders(self, split: Split) -> list[PromptLoader]:
         return [self._loader(prompts, self.val_prompts_per_step) for prompts in self._prompts[split]]

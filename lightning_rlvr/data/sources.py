@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing_extensions import override
 from lightning_rlvr.checks import require, require_choice, require_package
 from lightning_rlvr.data.templates import PromptTemplate
 from lightning_rlvr.functional.random import derive_seed
+from lightning_rlvr.json_rows import read_json_rows
 from lightning_rlvr.tasks import sums
 from lightning_rlvr.verify.base import VERIFIERS, Verifier
 
@@ -361,7 +361,7 @@ def _look_up(row: Mapping[str, Any], path: str, source: str, number: int) -> Any
 
 
 def _column(batch: Any, path: str) -> Iterator[str]:
-    from pyarrow import compute, types  # type: ignore[import-untyped]
+    from pyarrow import compute, types
 
     top, *keys = [path] if path in batch.column_names else path.split(".")
     values = batch[top]
@@ -384,29 +384,7 @@ def _stored(path: str, name: str | None, split: str) -> Iterator[Mapping[str, An
         raise ValueError(f"`name` is for data sets on the hub, got {name!r} with the file {path!r}")
     if kind == ".parquet":
         return _dataset("parquet", None, split, data_files=path)
-    return _json_rows(file)
-
-
-def _json_rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    number = 0
-    for value in _json_values(file):
-        for row in value if isinstance(value, list) else [value]:
-            number += 1
-            if not isinstance(row, dict):
-                raise ValueError(f"row {number} of {str(file)!r} must be an object, got {type(row).__name__}")
-            yield row
-
-
-def _json_values(file: Path) -> Iterator[Any]:
-    with file.open("rb") as lines:  # in text mode, other characters than the line feed would end a line too
-        for number, line in enumerate(lines if file.suffix.lower() == ".jsonl" else [lines.read()], start=1):
-            try:
-                text = line.decode("utf-8-sig")
-                yield json.loads(text) if text.strip() else []
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{str(file)!r} must be UTF-8: line {number}: {error}") from error
-            except json.JSONDecodeError as error:
-                raise ValueError(f"line {number} of {str(file)!r} is not JSON: {error}") from error
+    return (row for _, row in read_json_rows(file))
 
 
 def _first_occurrences(rows: Dataset, paths: Sequence[str]) -> list[int]:

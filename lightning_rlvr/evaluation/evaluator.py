@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.pytorch.strategies import Strategy
 
@@ -13,13 +11,23 @@ from lightning_rlvr.distributed import gather_list
 from lightning_rlvr.evaluation.samples import Sample
 from lightning_rlvr.evaluation.store import SampleStore
 from lightning_rlvr.evaluation.summary import EvaluationSummary
+from lightning_rlvr.hashing import problem_hash
 from lightning_rlvr.pipeline import Collection, Verify, collect
 from lightning_rlvr.policy.policy import Policy
+from lightning_rlvr.registry import class_path, settings_of
 from lightning_rlvr.rollout.base import RolloutEngine, Sampling
 from lightning_rlvr.types import PromptBatch
 
-_Shown = tuple[int, int, int, str, str, str]
-"""Batch, row and rank of a problem, which give its place in the data; its set, id and hash."""
+
+class _Shown(NamedTuple):
+    """A problem that was evaluated; the first three give its place in the data."""
+
+    batch: int
+    row: int
+    rank: int
+    set_name: str
+    problem_id: str
+    problem_hash: str
 
 
 class Evaluator:
@@ -37,6 +45,7 @@ class Evaluator:
         sample_seed: Seed of the sampling.
         summary: Where the samples are summed up.
         stores: Where they are kept, by set; none are kept of a set that is missing here.
+        conditions: What samples depend on beside problem, verifier and number, for people.
         rank: Number of this process.
     """
 
@@ -51,6 +60,7 @@ class Evaluator:
         sample_seed: int,
         summary: EvaluationSummary,
         stores: Mapping[str, SampleStore],
+        conditions: Mapping[str, Any],
         rank: int = 0,
     ) -> None:
         self.policy = policy
@@ -61,6 +71,7 @@ class Evaluator:
         self.sample_seed = sample_seed
         self.summary = summary
         self.stores = stores
+        self.conditions = conditions
         self.rank = rank
         self._num_batches = 0
         self._shown: list[_Shown] = []
@@ -77,8 +88,8 @@ class Evaluator:
     def _evaluate(self, prompts: PromptBatch) -> None:
         sets = [prompts.task_names[task] for task in prompts.task_id.tolist()]
         hashes = list(map(problem_hash, prompts.problem_ids, prompts.prompts, prompts.columns))
-        for row, (name, problem, shown) in enumerate(zip(sets, prompts.problem_ids, hashes, strict=True)):
-            self._shown.append((self._num_batches, row, self.rank, name, problem, shown))
+        for row, problem in enumerate(zip(sets, prompts.problem_ids, hashes, strict=True)):
+            self._shown.append(_Shown(self._num_batches, row, self.rank, *problem))
         self._num_batches += 1
         known: dict[str, list[Sample]] = {name: [] for name in sets}
         missing: list[list[int]] = []
@@ -110,24 +121,16 @@ class Evaluator:
         everything = sorted(gather_list(strategy, self._shown))  # hence everybody's samples are on disk
         if self.rank == 0:
             for name, store in self.stores.items():
-                problems = [(problem, shown) for *_, set_name, problem, shown in everything if set_name == name]
+                problems = [(one.problem_id, one.problem_hash) for one in everything if one.set_name == name]
                 store.finish(list(dict.fromkeys(problems)), self.num_samples)
         return self.summary.compute()
 
 
-def problem_hash(problem_id: str, prompt: str, columns: Mapping[str, Any]) -> str:
-    """What tells a problem from every other, and from itself once prompt, gold answer or another column changed.
-
-    Example:
-        >>> problem_hash("sums/1", "1 + 1 = ?", {"answer": "2"})
-        '4cf26192df852b4f'
-    """
-    record = json.dumps([problem_id, prompt, columns], sort_keys=True, default=repr)
-    return hashlib.sha256(record.encode()).hexdigest()[:16]
-
-
 def described(part: Any) -> Any:
-    """What a part is and how it is set, as plain values; functions by their import path.
+    """What a part is and how it was set, as plain values; functions by their import path.
+
+    Raises:
+        ValueError: The part does not keep its settings as attributes of the same names.
 
     Example:
         >>> from lightning_rlvr.verify.exact import ExactVerifier
@@ -140,10 +143,15 @@ def described(part: Any) -> Any:
         return {str(name): described(value) for name, value in part.items()}
     if isinstance(part, (list, tuple)):
         return [described(value) for value in part]
-    if callable(part) and hasattr(part, "__qualname__"):
+    if hasattr(part, "__qualname__"):
         return f"{part.__module__}.{part.__qualname__}"
-    settings = {name: value for name, value in vars(part).items() if not name.startswith("_")}
-    return {"class": f"{type(part).__module__}.{type(part).__qualname__}", **described(settings)}
+    settings, unknown = settings_of(part)
+    if unknown:
+        raise ValueError(
+            f"{type(part).__name__} must keep its settings as attributes of their names, so that an evaluation knows "
+            f"what it continues, got none called {', '.join(unknown)}; `evaluation.keep` nothing does without"
+        )
+    return {"class": class_path(type(part)), **described(settings)}
 
 
 def _samples(collection: Collection, hashes: Sequence[str]) -> Iterator[Sample]:
@@ -170,4 +178,6 @@ def _samples(collection: Collection, hashes: Sequence[str]) -> Iterator[Sample]:
             truncated=truncated,
             seed=seed,
             text=text,
+            reason=verdict.reason,
+            parts=verdict.parts,
         )

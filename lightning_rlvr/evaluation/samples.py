@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +14,7 @@ from lightning_rlvr.functional.random import derive_seed
 from lightning_rlvr.verify.base import Status
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # ships no types
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,26 +37,25 @@ class Sample:
     seed: int
     text: str | None
     """None = not kept."""
+    reason: str = ""
+    """The rule that decided, or the error."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Of a composed reward, unweighted."""
 
 
 def schema() -> pa.Schema:
     """Columns of the file, one for each field; needs pyarrow."""
     import pyarrow as pa
 
-    return pa.schema(
-        [
-            pa.field("problem_id", pa.string(), nullable=False),
-            pa.field("problem_hash", pa.string(), nullable=False),
-            pa.field("sample", pa.int64(), nullable=False),
-            pa.field("status", pa.string(), nullable=False),
-            pa.field("reward", pa.float64()),
-            pa.field("answer", pa.string()),
-            pa.field("tokens", pa.int64(), nullable=False),
-            pa.field("truncated", pa.bool_(), nullable=False),
-            pa.field("seed", pa.int64(), nullable=False),
-            pa.field("text", pa.string()),
-        ]
-    )
+    types = {
+        "str": pa.string(),
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "bool": pa.bool_(),
+        "Status": pa.string(),
+        "Mapping[str, float]": pa.map_(pa.string(), pa.float64()),
+    }
+    return pa.schema([(item.name, types[str(item.type).removesuffix(" | None")]) for item in fields(Sample)])
 
 
 def to_table(samples: Sequence[Sample]) -> pa.Table:
@@ -78,7 +77,10 @@ def to_table(samples: Sequence[Sample]) -> pa.Table:
 
 def from_table(table: pa.Table) -> list[Sample]:
     """The inverse of ``to_table``."""
-    return [Sample(**row | ({"reward": math.nan} if row["reward"] is None else {})) for row in table.to_pylist()]
+    return [
+        Sample(**row | {"reward": math.nan if row["reward"] is None else row["reward"], "parts": dict(row["parts"])})
+        for row in table.to_pylist()
+    ]
 
 
 def votes(samples: Sequence[Sample]) -> Tensor:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from filelock import FileLock, Timeout
+from lightning.pytorch.strategies import Strategy
 
 from lightning_rlvr.checks import require_package
 from lightning_rlvr.evaluation.samples import Sample, from_table, schema, to_table
@@ -96,18 +97,12 @@ class SampleStore:
             self._add_part(kept, rank)
             self._done |= {_key(sample): sample for sample in kept}
 
-    def finish(
-        self, problems: Sequence[tuple[str, str]], num_samples: int, facts: Mapping[str, Any] | None = None
-    ) -> list[Sample]:
+    def finish(self, problems: Sequence[tuple[str, str]], num_samples: int) -> None:
         """Write the result of the evaluation, and unlock the folder; for the first rank, once all have added theirs.
 
         Args:
             problems: Id and hash of every problem, in order.
             num_samples: Samples of each problem.
-            facts: What else ``settings.json`` should say.
-
-        Returns:
-            The samples of the result, in the order of its file.
 
         Raises:
             OSError: A sample is missing.
@@ -133,9 +128,8 @@ class SampleStore:
         if not others and self._parts.exists():
             shutil.rmtree(self._parts)
         sizes = {"num_problems": len(problems), "num_samples": num_samples}
-        _write(self.path / "settings.json", _json(_settings(self.path) | sizes | dict(facts or {})))
+        _write(self.path / "settings.json", _json(_settings(self.path) | sizes))
         self.close()
-        return result
 
     def close(self) -> None:
         """Unlock the folder; a process that ends does so in any case."""
@@ -158,6 +152,22 @@ class SampleStore:
     def _add_part(self, samples: Sequence[Sample], rank: int) -> None:
         self._parts.mkdir(exist_ok=True)
         _write(self._parts / f"{rank:04d}-{self._run}-{next(self._counter):06d}.parquet", _parquet(samples))
+
+
+def open_stores(
+    strategy: Strategy, parent: Path, conditions: Mapping[str, Mapping[str, Any]], *, keep_text: bool
+) -> dict[str, SampleStore]:
+    """One store for each set, by its conditions; a collective call: the first rank makes and locks the folders."""
+    first = strategy.is_global_zero
+    if not first:
+        strategy.barrier()
+    stores = {
+        name: SampleStore.open(parent, name, of_set, keep_text=keep_text, lock=first)
+        for name, of_set in conditions.items()
+    }
+    if first:
+        strategy.barrier()
+    return stores
 
 
 def _key(sample: Sample) -> Key:
@@ -191,8 +201,8 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _read(file: Path) -> list[Sample]:
-    import pyarrow as pa  # type: ignore[import-untyped]  # ships no types
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(file, page_checksum_verification=True) as opened:

@@ -47,8 +47,8 @@ class EvaluationSummary:
         ...     truncated=False, seed=7, text=None,
         ... )])
         >>> results = summary.compute()
-        >>> list(results), results["micro"]["accuracy"], results["micro"]["length"]
-        (['sums', 'micro', 'macro'], 1.0, 3.0)
+        >>> list(results), results["sums"]["accuracy"], results["sums"]["length"]
+        (['sums'], 1.0, 3.0)
     """
 
     def __init__(self, set_names: Sequence[str], num_samples: int, device: torch.device | str = "cpu") -> None:
@@ -79,8 +79,9 @@ class EvaluationSummary:
         )
 
     def compute(self) -> dict[str, dict[str, float]]:
-        """Results by set, then ``micro`` (all problems alike) and ``macro`` (all sets alike); a collective call.
+        """Results by set; of several also ``micro`` (all problems alike) and ``macro`` (all sets alike).
 
+        A collective call.
         A set without samples is left out. ``macro`` averages what is defined (NaN is not), sums ``num_problems``, and
         takes the sets as independent for ``accuracy_se``.
         """
@@ -91,7 +92,7 @@ class EvaluationSummary:
             of_set = rows["set"] == number
             if bool(of_set.any()):
                 results[name] = self._metrics(problem[of_set], {key: column[of_set] for key, column in rows.items()})
-        if results:
+        if len(results) > 1:
             sets = list(results.values())
             results |= {"micro": self._metrics(problem, rows), "macro": _macro(sets)}
         return results

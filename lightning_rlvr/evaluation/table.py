@@ -21,7 +21,7 @@ def evaluation_table(results: Mapping[str, Mapping[str, float]], header: Mapping
     """Conditions and results, for a console of 100 columns; of ``pass@k`` and ``maj@k`` a few.
 
     Args:
-        results: What ``EvaluationSummary.compute`` gave; ``micro`` and ``macro`` are shown if there are several sets.
+        results: What ``EvaluationSummary.compute`` gave.
         header: The conditions as used, by name.
 
     Example:
@@ -34,8 +34,8 @@ def evaluation_table(results: Mapping[str, Mapping[str, float]], header: Mapping
         ...
         sums... 30... 25.0 (5.0)... 40... 38... 66... 0.0...
     """
-    shown = {name: row for name, row in results.items() if len(results) > 3 or name not in ("micro", "macro")}
-    names = {name for row in shown.values() for name in row}
+    names = {name for row in results.values() for name in row}
+    last_set = list(results)[-3] if "macro" in results else None
     passes, majorities = (sorted(int(n[len(p) :]) for n in names if n.startswith(p)) for p in ("pass@", "maj@"))
     table = Table(
         box=box.SIMPLE,
@@ -45,7 +45,7 @@ def evaluation_table(results: Mapping[str, Mapping[str, float]], header: Mapping
         caption_justify="left",
     )
     table.add_column("set", overflow="fold")
-    num_samples = max((row["num_samples"] for row in shown.values()), default=0)
+    num_samples = max((row["num_samples"] for row in results.values()), default=0)
     for title in (
         "prob-\nlems",
         f"avg@{num_samples:g}\n(se)",
@@ -54,7 +54,7 @@ def evaluation_table(results: Mapping[str, Mapping[str, float]], header: Mapping
         *("length\nmean", "\np50", "\np90", "trun-\ncated", "no an-\nswer", "un-\nscored"),
     ):
         table.add_column(title, justify="right", no_wrap=True)
-    for name, row in shown.items():
+    for name, row in results.items():
         table.add_row(
             escape(name),
             f"{row['num_problems']:.0f}",
@@ -63,7 +63,7 @@ def evaluation_table(results: Mapping[str, Mapping[str, float]], header: Mapping
             *(_percent(row[f"maj@{k}"]) for k in majorities[-1:]),
             *(f"{row[key]:.0f}" for key in ("length", "length_p50", "length_p90")),
             *(_percent(rate) for rate in (row["truncated"], row["no_answer"], sum(row[s] for s in UNSCORED))),
-            end_section=len(shown) > 1 and name == list(shown)[-3],
+            end_section=name == last_set,
         )
     return Group(Text(", ".join(f"{name} {value}" for name, value in header.items())), table)
 

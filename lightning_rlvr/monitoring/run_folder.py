@@ -96,6 +96,14 @@ class RunFolder(Callback):
             self.on_test_start(trainer, pl_module)
 
     @override
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if isinstance(pl_module, RLVRModule) and trainer.is_global_zero:
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    table, step = markdown(pl_module.results), pl_module.evaluator.conditions["step"]
+                    logger.experiment.add_text("eval/results", table, step)
+
+    @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -103,7 +111,9 @@ class RunFolder(Callback):
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if trainer.state.fn == "validate":
+            self.on_test_end(trainer, pl_module)
+        elif not trainer.sanity_checking:
             self._accuracy = float(trainer.callback_metrics["eval/accuracy"])
 
     @override
@@ -144,6 +154,21 @@ def _writers(trainer: Trainer) -> list[Any]:
     return [
         logger.experiment._get_file_writer() for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)
     ]
+
+
+def markdown(results: Mapping[str, Mapping[str, float]]) -> str:
+    """A table of numbers: a column for each group, a row for each name.
+
+    Example:
+        >>> print(markdown({"a": {"accuracy": 0.5}, "b": {"accuracy": 0.25}}))
+        |  | a | b |
+        | --- | --- | --- |
+        | accuracy | 0.5 | 0.25 |
+    """
+    header = ["", *results]
+    names = dict.fromkeys(name for values in results.values() for name in values)
+    rows = [[name, *(f"{values[name]:.4g}" for values in results.values())] for name in names]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
 
 
 def flat_settings(settings: Mapping[str, Any]) -> dict[str, str | float]:

@@ -285,7 +285,10 @@ class Policy(nn.Module):
 
     @property
     def digest(self) -> str:
-        """A fingerprint of all weights; those of a new adapter that changes nothing yet do not count."""
+        """A fingerprint of all weights: the sum of each tensor's bits, which is fast and the same on any device.
+
+        Those of a new adapter that changes nothing yet do not count.
+        """
         state = dict(self.model.named_parameters())
         untrained = self._adapter_is_new and not any(value.any() for name, value in state.items() if "lora_B" in name)
         digest = hashlib.sha256()

@@ -1,12 +1,18 @@
-"""Where a completion states its final answer, and a data row its gold one."""
+"""Where a completion states its final answer and a data row its gold one; the base of verifiers that compare them."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from typing_extensions import override
+
+from lightning_rlvr.checks import require_choice
+from lightning_rlvr.verify.base import Attempt, Verdict, Verifier
 
 Extract = Literal["boxed", "last_line", "last_number", "all"]
 
@@ -63,16 +69,6 @@ def extract(completion: str, where: Extract, *, truncated: bool) -> Extraction:
     return _last_box(text, truncated=truncated) or _last_answer_line(text, truncated=truncated)
 
 
-def last_number(completion: str, *, truncated: bool) -> str | None:
-    """The answer by the rule ``last_number`` of `extract`, or None.
-
-    Example:
-        >>> last_number("so x = -1,250", truncated=False)
-        '-1250'
-    """
-    return extract(completion, "last_number", truncated=truncated).answer
-
-
 def gold_of(columns: Mapping[str, Any]) -> Any:
     """The gold answer of a row; a list of one is that one.
 
@@ -118,6 +114,57 @@ def gold_complaint(columns: Mapping[str, Any]) -> str | None:
         if not isinstance(one, (str, int, float)) or (isinstance(one, float) and not math.isfinite(one)):
             return f"`answer` must be text or a finite number, or a list of such, got {gold!r}"
     return None if golds_of(columns) and all(golds_of(columns)) else "`answer` is empty"
+
+
+class AnswerVerifier(Verifier):
+    r"""Reads the final answer of a completion and leaves to ``judge`` what to make of it.
+
+    A completion without one gets ``no_answer``, and every reason begins with the rule that found it.
+
+    Args:
+        extract: Where the final answer is; `boxed`: in the last ``\boxed{}``, else in the last ``Answer:`` line.
+
+    Raises:
+        ValueError: ``extract`` is none of its choices.
+
+    Example:
+        >>> class LengthVerifier(AnswerVerifier):
+        ...     def judge(self, answered):
+        ...         return [Verdict.of(len(answer) == attempt.columns["answer"]) for answer, attempt in answered]
+        >>> attempt = Attempt(
+        ...     prompt="", completion="Answer: abc", completion_ids=(), truncated=False, columns={"answer": 3}
+        ... )
+        >>> LengthVerifier().verify([attempt])
+        [Verdict(status='correct', reward=1.0, answer='abc', reason='last Answer: line', parts={})]
+    """
+
+    def __init__(self, extract: Extract = "boxed") -> None:
+        require_choice("extract", get_args(Extract), extract)
+        self.extract = extract
+
+    @abstractmethod
+    def judge(self, answered: Sequence[tuple[str, Attempt]]) -> list[Verdict]:
+        """One verdict for each final answer, in order; never raises for what an answer contains."""
+
+    def extraction(self, attempt: Attempt) -> Extraction:
+        """The final answer of one attempt."""
+        return extract(attempt.completion, self.extract, truncated=attempt.truncated)
+
+    @override
+    def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:
+        found = [self.extraction(attempt) for attempt in attempts]
+        answered = {row: (one.answer, attempts[row]) for row, one in enumerate(found) if one.answer is not None}
+        judged = dict(zip(answered, self.judge(list(answered.values())), strict=True))
+        return [
+            replace(judged[row], answer=one.answer, reason="; ".join(filter(None, (one.rule, judged[row].reason))))
+            if row in judged
+            else Verdict(status="no_answer", reward=0.0, reason=one.rule)
+            for row, one in enumerate(found)
+        ]
+
+    @override
+    def check_columns(self, columns: Mapping[str, Any]) -> str | None:
+        return gold_complaint(columns)
 
 
 def _cut(where: str, answer: str, *, truncated: bool) -> Extraction:

@@ -24,6 +24,8 @@ class Attempt:
     completion_ids: tuple[int, ...]
     truncated: bool
     columns: Mapping[str, Any]
+    max_completion_length: int | None = None
+    """Tokens that the completion could have had; None where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +48,22 @@ class Verdict:
         if self.status in UNSCORED and not math.isnan(self.reward):
             raise ValueError(f"`reward` must be NaN when `status` is {self.status!r}, got {self.reward}")
 
+    @classmethod
+    def of(cls, right: bool, reason: str = "") -> Verdict:
+        """``correct`` with reward 1, or ``wrong`` with reward 0.
+
+        Example:
+            >>> Verdict.of(2 + 2 == 5, "not equal").status
+            'wrong'
+        """
+        return cls(status="correct" if right else "wrong", reward=float(right), reason=reason)
+
 
 class Verifier(ABC):
     """Scores completions against their gold records."""
+
+    part_names: tuple[str, ...] = ()
+    """Names of the ``parts`` that each of its verdicts has."""
 
     @abstractmethod
     def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:

@@ -6,13 +6,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
-from typing import Any, get_args
+from typing import Any
 
 from typing_extensions import override
 
-from lightning_rlvr.checks import require_choice
-from lightning_rlvr.verify.answer import Extract, Extraction, extract, gold_complaint, gold_of, golds_of
-from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict, Verifier
+from lightning_rlvr.verify.answer import AnswerVerifier, gold_of, golds_of
+from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict
 
 _STYLE = re.compile(r"\\(?:text|math)[a-z]*\s*\{([^{}]*)\}")
 _SPACE = re.compile(r"\\[ ,;:!]|\\q?quad(?![a-z])|\\[()]|[~$*\s]")
@@ -23,7 +22,7 @@ _OTHER_LETTER = re.compile(r"\b[A-Z]\b")
 
 
 @VERIFIERS.register("choice")
-class ChoiceVerifier(Verifier):
+class ChoiceVerifier(AnswerVerifier):
     r"""1 if the final answer names the gold choice and no other, else 0.
 
     An answer names a choice by its letter in either case, as in ``B``, ``(B)``, ``B.``, ``\textbf{(B)}``, ``option B``
@@ -34,8 +33,10 @@ class ChoiceVerifier(Verifier):
     ``choices`` (else ``options``) lists the texts of the choices; without it there are letters only.
 
     Args:
-        extract: Where the answer is. `boxed`: the last ``\boxed{}``, else the last ``Answer:`` line. `last_line`: the
-            last line. `last_number`: the last number. `all`: the whole completion.
+        extract: Where the final answer is; `boxed`: in the last ``\boxed{}``, else in the last ``Answer:`` line.
+
+    Raises:
+        ValueError: ``extract`` is none of its choices.
 
     Example:
         >>> columns = {"answer": "B", "choices": ["10", "12"]}
@@ -47,18 +48,13 @@ class ChoiceVerifier(Verifier):
         ['correct', 'correct', 'wrong']
     """
 
-    def __init__(self, extract: Extract = "boxed") -> None:
-        require_choice("extract", get_args(Extract), extract)
-        self.extract = extract
-
     @override
-    def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:
-        found = [extract(one.completion, self.extract, truncated=one.truncated) for one in attempts]
-        return [_verdict(one, attempt.columns) for one, attempt in zip(found, attempts, strict=True)]
+    def judge(self, answered: Sequence[tuple[str, Attempt]]) -> list[Verdict]:
+        return [_verdict(answer, attempt.columns) for answer, attempt in answered]
 
     @override
     def check_columns(self, columns: Mapping[str, Any]) -> str | None:
-        if complaint := gold_complaint(columns):
+        if complaint := super().check_columns(columns):
             return complaint
         try:
             _gold(columns)
@@ -67,21 +63,13 @@ class ChoiceVerifier(Verifier):
         return None
 
 
-def _verdict(found: Extraction, columns: Mapping[str, Any]) -> Verdict:
-    if found.answer is None:
-        return Verdict(status="no_answer", reward=0.0, reason=found.rule)
+def _verdict(answer: str, columns: Mapping[str, Any]) -> Verdict:
     try:
-        gold, chosen = _gold(columns), chosen_letter(found.answer, _choices(columns))
+        gold, chosen = _gold(columns), chosen_letter(answer, _choices(columns))
     except ValueError as error:
-        return Verdict(status="error", reward=math.nan, answer=found.answer, reason=str(error))
+        return Verdict(status="error", reward=math.nan, reason=str(error))
     named = f"names {chosen}" if chosen else "names no choice, or several"
-    reason = f"{found.rule}; {named}; the gold choice is {gold}"
-    return Verdict(
-        status="correct" if chosen == gold else "wrong",
-        reward=float(chosen == gold),
-        answer=found.answer,
-        reason=reason,
-    )
+    return Verdict.of(chosen == gold, f"{named}; the gold choice is {gold}")
 
 
 def chosen_letter(answer: str, choices: Sequence[str] = ()) -> str | None:

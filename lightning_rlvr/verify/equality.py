@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate, chain
 from typing import Any
 
@@ -210,14 +210,24 @@ def _agree(gold: str, answer: str, same: Callable[[str, str], bool]) -> bool:
 
 
 def _match(golds: list[str], answers: list[str], same: Callable[[str, str], bool]) -> bool:
-    left = list(answers)
-    for gold in golds:
-        like = (i for i, answer in enumerate(left) if _agree(gold, answer, same))
-        index = left.index(gold) if gold in left else next(like, None)
-        if index is None:
-            return False
-        del left[index]
-    return True
+    """Whether the parts pair up, each with one that it agrees with.
+
+    Found by augmenting paths, because agreement is not transitive (within a tolerance; with and without unit): the
+    first partner that fits may be the only one that fits another.
+    """
+    agree = cache(lambda gold, answer: gold == answer or _agree(gold, answer, same))
+    paired: dict[int, str] = {}
+
+    def pair(gold: str, tried: set[int]) -> bool:
+        for i in sorted(range(len(answers)), key=lambda i: (i in paired, answers[i] != gold)):
+            if i not in tried and agree(gold, answers[i]):
+                tried.add(i)
+                if i not in paired or pair(paired[i], tried):
+                    paired[i] = gold
+                    return True
+        return False
+
+    return all(pair(gold, set()) for gold in golds)
 
 
 def _equal(gold: str, answer: str) -> bool:

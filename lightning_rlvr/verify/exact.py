@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, get_args
+from collections.abc import Sequence
 
 from typing_extensions import override
 
-from lightning_rlvr.checks import require, require_choice
-from lightning_rlvr.verify.answer import Extract, Extraction, extract, gold_complaint, golds_of
-from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict, Verifier
+from lightning_rlvr.checks import require
+from lightning_rlvr.verify.answer import AnswerVerifier, Extract, Extraction, golds_of
+from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict
 
 
 @VERIFIERS.register("exact")
-class ExactVerifier(Verifier):
+class ExactVerifier(AnswerVerifier):
     r"""1 if the final answer is the gold one letter by letter, white space aside, else 0.
 
     A list of gold answers holds alternatives; one with a box or ``####`` is read as in `math`.
 
     Args:
-        extract: Where the answer is. `boxed`: the last ``\boxed{}``, else the last ``Answer:`` line. `last_line`: the
-            last line. `last_number`: the last number. `all`: the whole completion. A completion cut off inside any of
-            them has no answer.
+        extract: Where the final answer is; `boxed`: in the last ``\boxed{}``, else in the last ``Answer:`` line.
         after: Keep only what follows the last occurrence of this text; an extract without it is no answer.
+
+    Raises:
+        ValueError: ``extract`` is none of its choices, or ``after`` is empty.
 
     Example:
         >>> attempt = Attempt(
@@ -35,35 +34,24 @@ class ExactVerifier(Verifier):
     """
 
     def __init__(self, extract: Extract = "boxed", after: str | None = None) -> None:
-        require_choice("extract", get_args(Extract), extract)
+        super().__init__(extract)
         require(after != "", "after", "some text, or left out to keep the whole extract", after)
-        self.extract = extract
         self.after = after
 
     @override
-    def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:
-        return [_verdict(self._extraction(attempt), attempt.columns) for attempt in attempts]
+    def extraction(self, attempt: Attempt) -> Extraction:
+        found = super().extraction(attempt)
+        answer, rule = found.answer or "", found.rule
+        if answer and self.after is not None:
+            _, after, rest = answer.rpartition(self.after)
+            answer = rest if after else ""
+            rule += f", after {self.after!r}" if after else f" without {self.after!r}"
+        return Extraction(answer=_normalize(answer) or None, rule=rule)
 
     @override
-    def check_columns(self, columns: Mapping[str, Any]) -> str | None:
-        return gold_complaint(columns)
-
-    def _extraction(self, attempt: Attempt) -> Extraction:
-        found = extract(attempt.completion, self.extract, truncated=attempt.truncated)
-        if found.answer is None or self.after is None:
-            return found
-        _, after, answer = found.answer.rpartition(self.after)
-        rule = f"{found.rule}, after {self.after!r}" if after else f"{found.rule} without {self.after!r}"
-        return replace(found, answer=answer if after else None, rule=rule)
-
-
-def _verdict(found: Extraction, columns: Mapping[str, Any]) -> Verdict:
-    answer = _normalize(found.answer or "")
-    if not answer:
-        return Verdict(status="no_answer", reward=0.0, reason=found.rule)
-    if answer in map(_normalize, golds_of(columns)):
-        return Verdict(status="correct", reward=1.0, answer=answer, reason=f"{found.rule}; the same text")
-    return Verdict(status="wrong", reward=0.0, answer=answer, reason=f"{found.rule}; not the same text")
+    def judge(self, answered: Sequence[tuple[str, Attempt]]) -> list[Verdict]:
+        same = [answer in map(_normalize, golds_of(attempt.columns)) for answer, attempt in answered]
+        return [Verdict.of(one, "the same text" if one else "not the same text") for one in same]
 
 
 def _normalize(text: str) -> str:

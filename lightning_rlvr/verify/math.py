@@ -1,31 +1,4 @@
-r"""Mathematical equality of the final answer with the gold one.
-
-Extraction (the setting ``extract``)
-    * The final answer is the last ``\boxed{}`` or ``\fbox{}`` after any ``</think>``, else the last ``Answer:`` line.
-      `last_line`, `last_number` and `all` (the whole completion) are the other choices.
-    * Boxes joined by nothing but a comma, "or" or "and" are one answer with several parts. An earlier box is none.
-    * A completion cut off inside box, line or reasoning has no answer, nor has an empty or unclosed box.
-
-Gold (column ``answer``)
-    * LaTeX or plain text, with or without dollar signs, or a number. A list holds alternatives, any of which is right.
-    * A text with a box stands for what its last box holds, one with ``####`` for what follows that.
-    * A gold that does not parse, or not within the time limit, is a data error, reported when data are loaded.
-
-Equality: what math-verify says, the gold first, and around it
-    * Lists without brackets are equal part by part, in any order, each part once; ``\pm`` stands for both signs. In
-      round and square brackets the order and the brackets count, in braces neither order nor repetition. A bare list
-      also equals the same list in brackets: 0,6 is (0,6).
-    * 12,500 and ``12\,500`` are numbers; 0,6 and 31,87 are lists. Leading zeros, ``6.``, ``4.5e33``, ``-3./2``,
-      ``2 3/4``, Unicode signs and pi or sqrt without backslash are read as meant.
-    * Decimals are equal within 1e-6, relative below 1e-3; exact numbers are exact: 3.14 is not pi. A column
-      ``tolerance`` (a number, or its text) allows numbers that absolute error instead.
-    * A percentage equals its number and its value: 35% is 35 and 0.35, but 35 is not 0.35.
-    * A unit counts only where both have one, and then by its initial. ``x = 5`` is 5, and ``(B)`` is B.
-    * Inequality and interval are equal both ways; equations without solutions only if they say the same. A clause
-      with "where" is left out.
-    * An answer longer than 2,000 characters and than four golds, or nested deeper than 20 brackets, is wrong.
-    * No verdict within the time limit is `timeout`, an exception `error`: unscored, never 0.
-"""
+"""Mathematical equality of the final answer with the gold one, by the rules that README.md lists."""
 
 from __future__ import annotations
 
@@ -33,31 +6,31 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, get_args
+from typing import Any
 
 from typing_extensions import override
 
-from lightning_rlvr.checks import require, require_choice, require_package
-from lightning_rlvr.verify.answer import Extract, Extraction, extract, gold_complaint, golds_of
-from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict, Verifier
+from lightning_rlvr.checks import require, require_package
+from lightning_rlvr.verify.answer import AnswerVerifier, Extract, gold_complaint, golds_of
+from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict
 from lightning_rlvr.verify.equality import Comparison, Ruling, compare
 from lightning_rlvr.verify.pool import Failure, run
 
 
 @VERIFIERS.register("math")
-class MathVerifier(Verifier):
+class MathVerifier(AnswerVerifier):
     r"""1 if the final answer equals the gold one as mathematics, else 0; in worker processes that can be killed.
 
-    The gold is in the column ``answer``, an absolute error that is allowed in the optional column ``tolerance``. The
-    module's docstring lists the rules of extraction and equality; the reason of a verdict says which ones decided.
+    The gold is in the column ``answer``, an absolute error that is allowed in the optional column ``tolerance``.
+    README.md lists the rules of extraction and equality; the reason of a verdict says which ones decided.
 
     Args:
         time_limit: Seconds for each comparison; beyond it the verdict is `timeout`, which has no score.
-        extract: Where the answer is. `boxed`: the last ``\boxed{}``, else the last ``Answer:`` line. `last_line`: the
-            last line. `last_number`: the last number. `all`: the whole completion.
+        extract: Where the final answer is; `boxed`: in the last ``\boxed{}``, else in the last ``Answer:`` line.
 
     Raises:
         ImportError: math-verify is not installed.
+        ValueError: ``time_limit`` is not positive and finite, or ``extract`` is none of its choices.
 
     Example:
         >>> attempt = Attempt(
@@ -72,18 +45,13 @@ class MathVerifier(Verifier):
     def __init__(self, time_limit: float = 5.0, extract: Extract = "boxed") -> None:
         require_package("math_verify", "math-verify", "math", type(self).__name__)
         require(0 < time_limit < math.inf, "time_limit", "a positive number of seconds", time_limit)
-        require_choice("extract", get_args(Extract), extract)
+        super().__init__(extract)
         self.time_limit = time_limit
-        self.extract = extract
 
     @override
-    def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:
-        found = [extract(one.completion, self.extract, truncated=one.truncated) for one in attempts]
-        asked = [
-            self._comparisons(attempt.columns, one.answer) if one.answer is not None else []
-            for attempt, one in zip(attempts, found, strict=True)
-        ]
-        return [_verdict(*pair) for pair in zip(found, self._outcomes(asked), strict=True)]
+    def judge(self, answered: Sequence[tuple[str, Attempt]]) -> list[Verdict]:
+        asked = [self._comparisons(attempt.columns, answer) for answer, attempt in answered]
+        return list(map(_verdict, self._outcomes(asked)))
 
     @override
     def check_columns(self, columns: Mapping[str, Any]) -> str | None:
@@ -143,15 +111,10 @@ def _tolerance_complaint(columns: Mapping[str, Any]) -> str | None:
     return None if valid else f"`tolerance` must be a number of at least 0, got {columns['tolerance']!r}"
 
 
-def _verdict(found: Extraction, outcomes: Sequence[Ruling | Failure]) -> Verdict:
+def _verdict(outcomes: Sequence[Ruling | Failure]) -> Verdict:
     """Right if any gold answer says so; without a score if that cannot be known."""
-    if found.answer is None:
-        return Verdict(status="no_answer", reward=0.0, reason=found.rule)
     right = [one for one in outcomes if isinstance(one, Ruling) and one.equal]
     decisive = next(chain(right, (one for one in outcomes if isinstance(one, Failure)), outcomes))
-    reason = f"{found.rule}; {decisive.reason}"
     if isinstance(decisive, Failure):
-        return Verdict(status=decisive.status, reward=math.nan, answer=found.answer, reason=reason)
-    if decisive.equal:
-        return Verdict(status="correct", reward=1.0, answer=found.answer, reason=reason)
-    return Verdict(status="wrong", reward=0.0, answer=found.answer, reason=reason)
+        return Verdict(status=decisive.status, reward=math.nan, reason=decisive.reason)
+    return Verdict.of(decisive.equal, decisive.reason)

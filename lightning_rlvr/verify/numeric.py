@@ -25,11 +25,11 @@ class NumericVerifier(MathVerifier):
         rtol: Relative error that is allowed.
         atol: Absolute error that is allowed; a column ``tolerance`` takes its place in rows that have one.
         time_limit: Seconds for each comparison; beyond it the verdict is `timeout`, which has no score.
-        extract: Where the answer is. `boxed`: the last ``\boxed{}``, else the last ``Answer:`` line. `last_line`: the
-            last line. `last_number`: the last number. `all`: the whole completion.
+        extract: Where the final answer is; `boxed`: in the last ``\boxed{}``, else in the last ``Answer:`` line.
 
     Raises:
         ImportError: math-verify is not installed.
+        ValueError: A number is negative or not finite, ``time_limit`` is 0, or ``extract`` is none of its choices.
 
     Example:
         >>> from lightning_rlvr.verify.base import Attempt

@@ -33,6 +33,8 @@ from lightning_rlvr.checks import require
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_MAX_CORES = 16
+"""Cores that are used at most: every process of a run, one for each GPU of a node, has a server of its own."""
 _SPARE_WORKERS = 8
 """Workers beyond one for each core: so many calls may hang without holding up the others."""
 _MEMORY = 4 << 30
@@ -177,8 +179,9 @@ def _listen(parent: Connection, requests: SimpleQueue[bytes]) -> None:
 
 def _new_pool(parent: Connection) -> Any:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    workers = min(cores, _MAX_CORES) + _SPARE_WORKERS
     fork = multiprocessing.get_context("fork")
-    return ProcessPool(cores + _SPARE_WORKERS, initializer=_prepare, initargs=(parent,), context=fork)
+    return ProcessPool(workers, initializer=_prepare, initargs=(parent,), context=fork)
 
 
 def _prepare(parent: Connection) -> None:

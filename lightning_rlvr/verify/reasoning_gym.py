@@ -5,32 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 from typing_extensions import override
 
-from lightning_rlvr.checks import require, require_choice, require_package
-from lightning_rlvr.verify.answer import Extract, Extraction, extract
-from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict, Verifier
+from lightning_rlvr.checks import require, require_package
+from lightning_rlvr.verify.answer import AnswerVerifier, Extract
+from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict
 from lightning_rlvr.verify.pool import Failure, run
 
 _COLUMNS = ("question", "answer", "metadata")
 
 
 @VERIFIERS.register("reasoning_gym")
-class ReasoningGymVerifier(Verifier):
+class ReasoningGymVerifier(AnswerVerifier):
     r"""The score in [0, 1] that the problem's own data set gives; correct if it is 1.
 
     Reads the columns ``question``, ``answer`` and ``metadata`` as reasoning-gym makes them. Scorers run in worker
     processes that can be killed: many of them hand answers to sympy.
 
     Args:
-        extract: Where the answer is. `boxed`: the last ``\boxed{}``, else the last ``Answer:`` line. `last_line`: the
-            last line. `last_number`: the last number. `all`: the whole completion.
+        extract: Where the final answer is; `boxed`: in the last ``\boxed{}``, else in the last ``Answer:`` line.
         time_limit: Seconds for each score; beyond it the verdict is `timeout`, which has no score.
 
     Raises:
         ImportError: reasoning-gym is not installed.
+        ValueError: ``extract`` is none of its choices, or ``time_limit`` is not positive and finite.
 
     Example:
         >>> columns = {"question": "4 + 3 =", "answer": "7", "metadata": {"source_dataset": "chain_sum"}}
@@ -44,26 +44,15 @@ class ReasoningGymVerifier(Verifier):
 
     def __init__(self, extract: Extract = "boxed", time_limit: float = 5.0) -> None:
         require_package("reasoning_gym", "reasoning-gym", "data", type(self).__name__)
-        require_choice("extract", get_args(Extract), extract)
+        super().__init__(extract)
         require(0 < time_limit < math.inf, "time_limit", "a positive number of seconds", time_limit)
-        self.extract = extract
         self.time_limit = time_limit
 
     @override
-    def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:
-        found = [extract(one.completion, self.extract, truncated=one.truncated) for one in attempts]
-        asked = [
-            (one.answer, {name: attempt.columns.get(name) for name in _COLUMNS})
-            for one, attempt in zip(found, attempts, strict=True)
-            if one.answer is not None
-        ]
-        scores = iter(run(_score, asked, time_limit=self.time_limit))
-        return [
-            Verdict(status="no_answer", reward=0.0, reason=one.rule)
-            if one.answer is None
-            else _verdict(one, next(scores), attempt.columns)
-            for one, attempt in zip(found, attempts, strict=True)
-        ]
+    def judge(self, answered: Sequence[tuple[str, Attempt]]) -> list[Verdict]:
+        asked = [(answer, {name: attempt.columns.get(name) for name in _COLUMNS}) for answer, attempt in answered]
+        scores = run(_score, asked, time_limit=self.time_limit)
+        return [_verdict(score, entry) for score, (_, entry) in zip(scores, asked, strict=True)]
 
     @override
     def check_columns(self, columns: Mapping[str, Any]) -> str | None:
@@ -77,15 +66,14 @@ class ReasoningGymVerifier(Verifier):
         return None
 
 
-def _verdict(found: Extraction, score: float | Failure, columns: Mapping[str, Any]) -> Verdict:
+def _verdict(score: float | Failure, entry: Mapping[str, Any]) -> Verdict:
     if isinstance(score, Failure):
-        return Verdict(status=score.status, reward=math.nan, answer=found.answer, reason=score.reason)
-    dataset = columns["metadata"]["source_dataset"]
+        return Verdict(status=score.status, reward=math.nan, reason=score.reason)
+    dataset = entry["metadata"]["source_dataset"]
     if not 0 <= score <= 1:
         reason = f"the score of {dataset} must be in [0, 1], got {score}"
-        return Verdict(status="error", reward=math.nan, answer=found.answer, reason=reason)
-    reason = f"{found.rule}; {dataset} gives {score:g}"
-    return Verdict(status="correct" if score == 1 else "wrong", reward=score, answer=found.answer, reason=reason)
+        return Verdict(status="error", reward=math.nan, reason=reason)
+    return Verdict(status="correct" if score == 1 else "wrong", reward=score, reason=f"{dataset} gives {score:g}")
 
 
 @cache

@@ -27,13 +27,14 @@ class WeightedVerifier(Verifier):
             numbers added where two are the same.
 
     Raises:
-        ValueError: No verifier, as many weights or names as there are no verifiers, or names that are not different.
+        ValueError: No verifier, not one finite weight or name for each verifier, or names that are not different.
 
     Example:
         >>> from lightning_rlvr.verify.overlong import OverlongVerifier
-        >>> verifier = WeightedVerifier(["exact", OverlongVerifier(max_completion_length=4, buffer=2)], [1.0, 0.5])
+        >>> verifier = WeightedVerifier(["exact", OverlongVerifier(buffer=2)], weights=[1.0, 0.5])
         >>> attempt = Attempt(
-        ...     prompt="", completion=r"\boxed{7}", completion_ids=(1, 2, 3), truncated=False, columns={"answer": 7}
+        ...     prompt="", completion=r"\boxed{7}", completion_ids=(1, 2, 3), truncated=False, columns={"answer": 7},
+        ...     max_completion_length=4,
         ... )
         >>> [verdict] = verifier.verify([attempt])
         >>> verdict.status, verdict.reward, verdict.parts
@@ -52,8 +53,8 @@ class WeightedVerifier(Verifier):
         self.weights = [1.0] * count if weights is None else list(weights)
         fit = len(self.weights) == count and all(map(math.isfinite, self.weights))
         require(fit, "weights", f"{count} finite numbers, one for each verifier", weights)
-        self.names = _distinct([_name(verifier) for verifier in self.verifiers]) if names is None else list(names)
-        fit = len(self.names) == len(set(self.names)) == count and all(self.names)
+        self.part_names = tuple(_distinct([_name(one) for one in self.verifiers]) if names is None else names)
+        fit = len(self.part_names) == len(set(self.part_names)) == count and all(self.part_names)
         require(fit, "names", f"{count} different names, one for each verifier", names)
 
     @override
@@ -75,13 +76,13 @@ class WeightedVerifier(Verifier):
         first = opinions[0][0] if opinions else verdicts[0]
         status = next((verdict.status for verdict, _ in opinions if verdict.status in UNSCORED), first.status)
         total = sum(weight * verdict.reward for verdict, weight in opinions)
-        reasons = [f"{name}: {v.reason}" for name, v in zip(self.names, verdicts, strict=True) if v.reason]
+        reasons = [f"{name}: {v.reason}" for name, v in zip(self.part_names, verdicts, strict=True) if v.reason]
         return Verdict(
             status=status,
             reward=math.nan if status in UNSCORED else total,
             answer=first.answer,
             reason=" | ".join(reasons),
-            parts={name: verdict.reward for name, verdict in zip(self.names, verdicts, strict=True)},
+            parts={name: verdict.reward for name, verdict in zip(self.part_names, verdicts, strict=True)},
         )
 
 

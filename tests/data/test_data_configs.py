@@ -2,7 +2,6 @@ import json
 
 import datasets
 import pytest
-import yaml
 
 from command_line import CONFIGS, error, fit_error, parse
 from lightning_rlvr.data.sources import DatasetSource
@@ -96,7 +95,7 @@ def test_one_entry_adds_a_benchmark(tmp_path):
 def test_a_suite_that_cannot_be_reached_is_one_sentence(capsys, tmp_path):
     sentence = fit_error(capsys, tmp_path, "--data.test", CONFIGS / "suite" / "competition6.yaml")
     assert sentence.startswith("rlvr: benchmark aime24: `path` 'HuggingFaceH4/aime_2024' (name None, split 'train')")
-    assert sentence.endswith("`overlap_ngrams` null trains without reading the benchmarks")
+    assert sentence.endswith("`decontamination_ngram_size` null trains without reading the benchmarks")
     assert "choices: ReasoningGymSource, SumsSource, DatasetSource" in error(capsys, "test", "--data.test=Sums")
 
 
@@ -154,11 +153,12 @@ def processed_rows():
     return rows[:-2]
 
 
-def configured(config, path, **changes):
-    data = parse(
-        "--data", CONFIGS / "data" / config, config=CONFIGS / "experiment" / "dapo_mcpo_qwen3_4b.yaml"
-    ).datamodule
-    [source] = data.train_sources
+def dapo(*args):
+    return parse(*args, config=CONFIGS / "experiment" / "dapo_mcpo_qwen3_4b.yaml").datamodule
+
+
+def configured(file, path, **changes):
+    [source] = dapo("--data.train", CONFIGS / "source" / file).train_sources
     for key, value in {"path": path, **changes}.items():
         setattr(source, key, value)
     return source
@@ -194,7 +194,18 @@ def test_dapo_math_processed_loses_what_is_left_of_its_template(tmp_path, form):
 
 
 def test_both_forms_are_trained_on_alike():
-    processed, raw = (yaml.safe_load((CONFIGS / "data" / f"dapo_math{end}.yaml").read_text()) for end in ("", "_raw"))
-    assert processed.pop("train") != raw.pop("train")
-    assert processed == raw
-    assert processed["test"] == "../suite/competition6.yaml"
+    processed, raw = dapo(), dapo("--data.train", CONFIGS / "source" / "dapo_math_raw.yaml")
+    [source] = raw.train_sources
+    assert (source.path, source.name) == ("BytedTsinghua-SIA/DAPO-Math-17k", None)
+    assert [one.task for one in processed.test_sources] == SUITES["competition6"]
+    assert processed.num_problems == 2048
+    for name in ("prompts_per_step", "max_prompt_length", "template", "num_problems", "data_seed"):
+        assert getattr(processed, name) == getattr(raw, name)
+
+
+@pytest.mark.parametrize("flags", [[], ["--data.train", CONFIGS / "source" / "dapo_math_raw.yaml"]], ids=["", "raw"])
+def test_the_length_penalty_goes_with_either_form(flags):
+    [plain] = dapo(*flags).train_sources
+    [punished] = dapo(*flags, "--data.train.verifier", CONFIGS / "verifier" / "math_overlong.yaml").train_sources
+    assert (punished.path, punished.columns) == (plain.path, plain.columns)
+    assert punished.verifier.part_names == ("math", "overlong")

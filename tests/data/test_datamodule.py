@@ -237,7 +237,7 @@ def test_ranks_share_the_problems(plain_tokenizer):
         ({"test": benchmark("1", task="listed")}, "different `task` names, got listed, listed"),
         ({"test": [benchmark("1"), benchmark("2")]}, "different `task` names, got listed, bench, bench"),
         ({"test": benchmark("1"), "test_problems": 0}, "`test_problems` must be at least 1, got 0"),
-        ({"overlap_ngrams": 0}, "`overlap_ngrams` must be at least 1, got 0"),
+        ({"decontamination_ngram_size": 0}, "`decontamination_ngram_size` must be at least 1, got 0"),
     ],
 )
 def test_bad_settings_are_refused_when_made(options, message):
@@ -252,7 +252,7 @@ OPTIONS = [
     {"data_seed": 1}, {"num_problems": 5}, {"val_problems": 2}, {"val_problems": 0}, {"longest_first": True},
     {"test": benchmark("3")},
 ]  # fmt: skip
-ELSEWHERE = {"skip_bad_golds", "test_problems", "overlap_ngrams"}
+ELSEWHERE = {"skip_bad_golds", "test_problems", "decontamination_ngram_size"}
 """Tested by themselves: with golds that are bad, and with benchmarks."""
 
 
@@ -349,7 +349,7 @@ def test_benchmarks_are_read_where_they_are_needed(plain_tokenizer, stage, split
     bench = benchmark("p")
     attach(numbers(test=bench), plain_tokenizer, stage=stage)
     assert [split for split, _ in bench.loaded] == splits
-    attach(numbers(test=(other := benchmark("p")), overlap_ngrams=None), plain_tokenizer)
+    attach(numbers(test=(other := benchmark("p")), decontamination_ngram_size=None), plain_tokenizer)
     assert other.loaded == []
 
 
@@ -386,7 +386,7 @@ def test_training_problems_that_overlap_with_a_benchmark_are_left_out_before_the
     assert data.problem_ids["train"] == tuple(f"listed/train/{i}" for i in range(10) if i != 5)
     assert data.cleaning["train/listed"]["overlapping"] == 1
     with pytest.warns(UserWarning, match="2 of 10 training problems share 1 successive words with `test`: left out"):
-        attach(numbers(test=benchmark("5", "x 7 y"), overlap_ngrams=1), plain_tokenizer)
+        attach(numbers(test=benchmark("5", "x 7 y"), decontamination_ngram_size=1), plain_tokenizer)
     with pytest.raises(ValueError, match=r"10 of 10 training problems share .*: none is left"):
         attach(numbers(test=benchmark(*NUMBERS)), plain_tokenizer)
 
@@ -394,7 +394,9 @@ def test_training_problems_that_overlap_with_a_benchmark_are_left_out_before_the
 def test_a_benchmark_that_cannot_be_read_is_named(plain_tokenizer):
     missing = {"test": DatasetSource("no-one/nothing", task="aime")}
     sentence = r"benchmark aime: `path` 'no-one/nothing' \(name None, split 'train'\) cannot be loaded: .*"
-    with pytest.raises(ValueError, match=rf"{sentence}; `overlap_ngrams` null trains without reading the benchmarks"):
+    with pytest.raises(
+        ValueError, match=rf"{sentence}; `decontamination_ngram_size` null trains without reading the benchmarks"
+    ):
         attach(numbers(**missing), plain_tokenizer)
     with pytest.raises(ValueError, match=sentence):
         attach(numbers(**missing), plain_tokenizer, stage="test")
@@ -470,11 +472,11 @@ def test_completions_go_to_the_verifier_of_their_task_and_keep_their_order(plain
         prompt_index=index,
         seeds=torch.zeros(4, dtype=torch.int64),
     )
-    verdicts = data.verify(prompts, completions, ["0", "1", "2", "3"])
+    verdicts = data.verify(prompts, completions, ["0", "1", "2", "3"], 64)
     tasks = [prompts.task_names[task] for task in prompts.task_id[index].tolist()]
     assert [verdict.answer for verdict in verdicts] == [f"{task}{row}" for row, task in enumerate(tasks)]
     first = next(a for verifier in verifiers.values() for a in verifier.attempts if a.completion == "0")
-    assert (first.completion_ids, first.truncated) == ((5, 6), True)
+    assert (first.completion_ids, first.truncated, first.max_completion_length) == ((5, 6), True, 64)
     assert first.prompt == prompts.prompts[1]
     assert first.columns == prompts.columns[1]
 

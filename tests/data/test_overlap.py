@@ -6,25 +6,46 @@ from hypothesis import strategies as st
 
 from lightning_rlvr.data.overlap import overlapping
 
-TEXTS = st.lists(st.lists(st.sampled_from(["a", "B", "1"]), max_size=6).map(" ".join), max_size=4)
+TEXTS = st.lists(st.lists(st.sampled_from(["a", "B", "1", "-"]), max_size=6).map(" ".join), max_size=6)
 
 
-def overlap(text, reference, num_words):
+def expected(text, references, num_words, num_sharing):
     """Word by word, in loops."""
-    ours, theirs = (re.findall(r"\w+", one.lower()) for one in (text, reference))
-    if len(ours) < num_words or len(theirs) < num_words:
-        return len(ours) < num_words and len(theirs) < num_words and text.lower().split() == reference.lower().split()
-    for i in range(len(ours) - num_words + 1):
-        for j in range(len(theirs) - num_words + 1):
-            if ours[i : i + num_words] == theirs[j : j + num_words]:
-                return True
-    return False
+
+    def words(one):
+        return re.findall(r"\w+", one.lower())
+
+    def holds(longer, shorter):
+        starts = range(len(longer) - len(shorter) + 1)
+        return len(shorter) >= num_words and any(longer[i : i + len(shorter)] == shorter for i in starts)
+
+    own, different = words(text), [list(one) for one in {tuple(words(one)) for one in references}]
+    runs = [own[i : i + num_words] for i in range(len(own) - num_words + 1)]
+    return (
+        any(text.lower().split() == one.lower().split() for one in references)
+        or any(holds(own, one) or holds(one, own) for one in different)
+        or any(0 < sum(holds(one, run) for one in different) < num_sharing for run in runs)
+    )
 
 
-@given(texts=TEXTS, references=TEXTS.map(lambda texts: texts[:2]), num_words=st.integers(1, 5))
-def test_overlap_is_what_a_loop_over_all_pairs_finds(texts, references, num_words):
-    expected = [any(overlap(text, reference, num_words) for reference in references) for text in texts]
-    assert overlapping(texts, references, num_words) == expected
+@given(texts=TEXTS, references=TEXTS, num_words=st.integers(1, 5), num_sharing=st.integers(1, 4))
+def test_overlap_is_what_a_loop_over_all_pairs_finds(texts, references, num_words, num_sharing):
+    found = [expected(text, references, num_words, num_sharing) for text in texts]
+    assert overlapping(texts, references, num_words, num_sharing) == found
+
+
+@given(references=TEXTS, num_words=st.integers(1, 5), num_sharing=st.integers(1, 4))
+def test_a_copy_overlaps_whatever_else_the_references_hold(references, num_words, num_sharing):
+    assert all(overlapping(references, references, num_words, num_sharing))
+
+
+PROBLEM = "Find the number of ordered pairs (a, b) of integers such that a + b is prime and a - b is a square."
+
+
+@pytest.mark.parametrize("text", [PROBLEM, PROBLEM.upper(), f"Question: {PROBLEM} Explain.", PROBLEM[:-13]])
+def test_a_problem_that_several_benchmarks_hold_is_no_phrase(text):
+    references = [PROBLEM, PROBLEM + " Answer as an integer.", "Problem 3. " + PROBLEM]
+    assert overlapping([text], references, 13) == [True]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +73,7 @@ def test_a_phrase_of_the_genre_gives_nothing_away():
     assert overlapping([text, problems[1]], problems[:2], 13) == [True, True]
     assert overlapping([text, problems[1]], problems, 13) == [False, True]
     assert overlapping([text], [problems[0]] * 3 + [problems[1]], 13) == [True], "copies are one problem"
+    assert overlapping(["1 + 1 = ?"], ["1 + 1 + 1 + 1 = 4"], 2) == [True], "and so are repetitions within one"
 
 
 def test_a_training_set_is_compared_with_a_suite():

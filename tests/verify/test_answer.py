@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlvr.verify.answer import Extract, extract, gold_complaint, golds_of, last_number
+from lightning_rlvr.verify.answer import AnswerVerifier, Extract, extract, gold_complaint, golds_of
+from lightning_rlvr.verify.base import Attempt, Verdict
 
 PIECES = [
     *("\\boxed{", "\\boxed", "\\fbox{", "{", "}", "\\{", "\\}", "\\", "$", " or ", ", ", " and ", "\n", "\r\n", "."),
@@ -164,5 +165,46 @@ def test_last_line_is_the_last_that_is_not_blank():
     ],
 )
 def test_last_number_reads_one_number_and_no_operator(text, number):
-    assert last_number(text, truncated=False) == number
-    assert last_number(text, truncated=True) is None
+    assert extract(text, "last_number", truncated=False).answer == number
+    assert extract(text, "last_number", truncated=True).answer is None
+
+
+class Silent(AnswerVerifier):
+    """Says what it was asked, without a reason."""
+
+    def judge(self, answered):
+        self.asked = [(answer, attempt.columns["id"]) for answer, attempt in answered]
+        return [Verdict.of(answer == "7") for answer, _ in answered]
+
+
+class Forgetful(AnswerVerifier):
+    def judge(self, answered):
+        return [Verdict.of(True)] * (len(answered) - 1)
+
+
+def attempts(*texts):
+    return [
+        Attempt(prompt="", completion=text, completion_ids=(), truncated=False, columns={"id": i})
+        for i, text in enumerate(texts)
+    ]
+
+
+def test_only_answers_are_judged_and_verdicts_say_where_they_stood():
+    verifier = Silent()
+    verdicts = verifier.verify(attempts("", r"\boxed{7}", "7", "Answer: 8"))
+    assert verifier.asked == [("7", 1), ("8", 3)]
+    assert [(one.status, one.reward, one.answer, one.reason) for one in verdicts] == [
+        ("no_answer", 0.0, None, "no box and no Answer: line"),
+        ("correct", 1.0, "7", r"last \boxed{}"),
+        ("no_answer", 0.0, None, "no box and no Answer: line"),
+        ("wrong", 0.0, "8", "last Answer: line"),
+    ]
+
+
+def test_a_judge_that_loses_an_answer_is_no_silence():
+    with pytest.raises(ValueError, match="shorter"):
+        Forgetful().verify(attempts(r"\boxed{7}", "", r"\boxed{8}"))
+
+
+def test_rows_need_a_gold_unless_a_verifier_says_otherwise():
+    assert Silent().check_columns({"id": 1}) == "`columns` must hold 'answer', got id"

@@ -1,8 +1,11 @@
 import json
 from collections import defaultdict
+from itertools import permutations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lightning_rlvr.verify.equality import Comparison, compare
 
@@ -12,8 +15,8 @@ for line in (Path(__file__).parent / "cases.jsonl").read_text().splitlines():
     CASES[case["kind"]].append((case["gold"], case["answer"], case["equal"]))
 
 
-def equal(gold, answer, **settings):
-    return compare(Comparison(gold=gold, answer=answer, **settings)).equal
+def equal(gold, answer, **bounds):
+    return compare(Comparison(gold=gold, answer=answer, **bounds)).equal
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -59,9 +62,33 @@ def test_a_tolerance_is_for_numbers_and_leaves_other_mathematics_exact(gold, ans
     assert equal(gold, answer, atol=atol) == expected
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(16, 24), st.integers(16, 24)), min_size=2, max_size=4), st.randoms())
+def test_bare_lists_agree_within_a_tolerance_exactly_if_their_parts_can_be_paired(pairs, rng):
+    golds, answers = zip(*pairs, strict=True)
+    paired = any(all(abs(g - a) <= 2 for g, a in zip(golds, order, strict=True)) for order in permutations(answers))
+    for _ in range(2):
+        texts = [", ".join(f"{n / 20:g}" for n in rng.sample(numbers, len(numbers))) for numbers in (golds, answers)]
+        assert equal(*texts, atol=0.1) == paired  # 0.1 is two twentieths
+
+
+@pytest.mark.parametrize(
+    ("gold", "answers", "atol"),
+    [
+        ("1.0, 1.15", ["0.95, 1.1", "1.1, 0.95"], 0.1),
+        (r"\{1.0, 1.15\}", [r"\{0.95, 1.1\}", r"\{1.1, 0.95\}"], 0.1),
+        ("1, 0.9", ["1.1, 1", "1, 1.1"], 0.1),  # equal texts need not be a pair
+        ("(1.0, 5), (1.15, 5)", ["(1.1, 5), (0.95, 5)"], 0.1),
+        (r"5, 5\text{ m}", [r"5\text{ m}, 5\text{ cm}", r"5\text{ cm}, 5\text{ m}"], None),  # 5 is either
+    ],
+)
+def test_a_part_gives_way_to_one_that_has_no_other_partner(gold, answers, atol):
+    assert all(equal(gold, answer, atol=atol) for answer in answers)
+
+
 def test_reasons_name_the_rule_that_decided():
-    def reason(gold, answer, **settings):
-        return compare(Comparison(gold=gold, answer=answer, **settings)).reason
+    def reason(gold, answer, **bounds):
+        return compare(Comparison(gold=gold, answer=answer, **bounds)).reason
 
     assert reason("1/2", "0.5") == "equal as mathematics"
     assert reason("1/2", "0.6") == "not equal as mathematics"

@@ -231,46 +231,14 @@ def test_settings_are_checked():
 
 
 SEEDS = [
-    *(
-        r"\frac{1}{2}",
-        r"\sqrt[3]{\frac{5+\sqrt{13}}{2}}",
-        r"\begin{pmatrix}1&-2\\0&\frac{1}{4}\end{pmatrix}",
-        "12,500",
-    ),
-    *(
-        r"(0,1)\cup[1,4)",
-        r"\{x \mid x>1\}",
-        "f(x)=2-x, f(x)=x",
-        r"35\%",
-        r"15\text{ cm}^2",
-        r"\pm 4",
-        r"x^{2}+3x \le 1",
-    ),
-    *(
-        r"\int_0^1 \sin x \, dx",
-        r"\left\lfloor \log_2 n \right\rfloor!",
-        r"\lim_{n\to\infty}\sum_{k=1}^{n} \frac{1}{k}",
-    ),
-]
+    r"\frac{1}{2}", r"\sqrt[3]{\frac{5+\sqrt{13}}{2}}", r"\begin{pmatrix}1&-2\\0&\frac{1}{4}\end{pmatrix}", "12,500",
+    r"(0,1)\cup[1,4)", r"\{x \mid x>1\}", "f(x)=2-x, f(x)=x", r"35\%", r"15\text{ cm}^2", r"\pm 4", r"x^{2}+3x \le 1",
+    r"\int_0^1 \sin x \, dx", r"\left\lfloor \log_2 n \right\rfloor!", r"\lim_{n\to\infty}\sum_{k=1}^{n} \frac{1}{k}",
+]  # fmt: skip
 JUNK = [
-    "{",
-    "}",
-    "\\",
-    "^",
-    "_",
-    "\x00",
-    "\ud800",
-    "\N{INFINITY}",
-    "^{9",
-    "!",
-    "&",
-    r"\left(",
-    r"\frac",
-    "$",
-    "\n",
-    ",",
+    "{", "}", "\\", "^", "_", "\x00", "\ud800", "\N{INFINITY}", "^{9", "!", "&", r"\left(", r"\frac", "$", "\n", ",",
     "=",
-]
+]  # fmt: skip
 
 
 def mangle(rng):
@@ -283,7 +251,8 @@ def mangle(rng):
             case 1:
                 tokens.insert(place, rng.choice(JUNK))
             case 2:
-                rng.shuffle(tokens[place : place + 4])
+                moved = tokens[place : place + 4]
+                tokens[place : place + 4] = rng.sample(moved, len(moved))
             case 3:
                 tokens.insert(place, chr(rng.randrange(1, 0x3000)))
             case 4:

@@ -323,3 +323,11 @@ def test_prints_of_a_library_go_to_standard_error(tmp_path):
 
 def test_integers_of_any_length_are_read():
     assert run(do.digits, ["9" * 5000], time_limit=5) == [5001]
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(2, 10), (16, 24), (128, 24)])
+def test_workers_grow_with_the_cores_up_to_a_cap(cores, workers, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(pool, "ProcessPool", lambda count, **settings: count)
+    assert pool._new_pool(None) == workers

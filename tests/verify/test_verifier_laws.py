@@ -26,7 +26,10 @@ class Case:
 
     def attempt(self, text, truncated=False):
         ids = (5,) * (BUDGET if truncated else min(len(text), BUDGET // 2))
-        return Attempt(prompt="", completion=text, completion_ids=ids, truncated=truncated, columns=self.columns)
+        return Attempt(
+            prompt="", completion=text, completion_ids=ids, truncated=truncated, columns=self.columns,
+            max_completion_length=BUDGET,
+        )  # fmt: skip
 
 
 CASES = {
@@ -35,7 +38,7 @@ CASES = {
     "function": Case({"function": ends_with_a_box}),
     "math": Case(),
     "numeric": Case(),
-    "overlong": Case({"max_completion_length": BUDGET, "buffer": BUDGET // 2}),
+    "overlong": Case({"buffer": 0.5}),
     "reasoning_gym": Case(columns={"question": "", "answer": "7", "metadata": {"source_dataset": "chain_sum"}}),
     "weighted": Case({"verifiers": ["exact", "choice"]}, columns={"answer": "B"}, right=r"Hence \boxed{B}"),
 }
@@ -83,7 +86,14 @@ def test_no_text_raises_and_unscored_is_nan(name, texts, truncated):
     assert all(math.isnan(verdict.reward) == (verdict.status in UNSCORED) for verdict in verdicts)
 
 
-def test_cut_off_inside_the_answer_is_never_correct(case):
+def test_parts_are_those_that_are_named(case):
+    names = VERIFIERS[case[0]](**case[1].settings).part_names
+    assert [tuple(verdict.parts) for verdict in judge(case, [case[1].right, ""])] == [names, names]
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name not in {"function", "overlong"}])  # read no answer
+def test_cut_off_inside_the_answer_is_never_correct(name):
+    case = name, CASES[name]
     right = case[1].right
     line = "Answer: " + right.rpartition("{")[2].rstrip("}")
     prefixes = [right[:end] for end in range(len(right))] + [line[:end] for end in range(len(line) + 1)]

@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 import torch
-import yaml
 
 from command_line import CONFIGS, parse
 from lightning_rlvr.__main__ import main
@@ -107,9 +106,8 @@ def test_verdicts_keep_the_order_of_the_attempts():
 
 
 def test_names_are_short_names_made_different():
-    overlong = OverlongVerifier(max_completion_length=4, buffer=2)
-    verifier = WeightedVerifier(["exact", ExactVerifier(extract="all"), overlong, RIGHT, LONG])
-    assert verifier.names == ["exact", "exact_2", "overlong", "Fixed", "Fixed_2"]
+    verifier = WeightedVerifier(["exact", ExactVerifier(extract="all"), OverlongVerifier(), RIGHT, LONG])
+    assert verifier.part_names == ("exact", "exact_2", "overlong", "Fixed", "Fixed_2")
 
 
 def test_all_parts_are_asked_about_the_columns():
@@ -148,7 +146,7 @@ data:
         verifier:
           class_path: lightning_rlvr.verify.weighted.WeightedVerifier
           init_args:
-            verifiers: [exact, {{class_path: OverlongVerifier, init_args: {{max_completion_length: 8, buffer: 2}}}}]
+            verifiers: [exact, {{class_path: OverlongVerifier, init_args: {{buffer: 2}}}}]
             weights: [1, 0.5]
 """
 
@@ -157,24 +155,15 @@ def test_verifiers_with_and_without_settings_parse_inside_a_list(tmp_path):
     file = tmp_path / "weighted.yaml"
     file.write_text(SOURCE.format(task="sums"))
     verifier = parse("-c", file).datamodule.train_sources[0].verifier
-    assert (verifier.names, verifier.weights) == (["exact", "overlong"], [1.0, 0.5])
+    assert (verifier.part_names, verifier.weights) == (("exact", "overlong"), [1.0, 0.5])
     assert verifier.verifiers[1].buffer == 2
 
 
-def test_dapo_with_overlong_takes_the_budget_of_the_rollout():
-    flags = [f"--data={CONFIGS / 'data' / 'dapo_math_overlong.yaml'}", "--model.rollout.max_completion_length=5000"]
+def test_dapo_reward_may_replace_the_verifier_of_any_source():
+    flags = ["--data.train=SumsSource", f"--data.train.verifier={CONFIGS / 'verifier' / 'math_overlong.yaml'}"]
     verifier = parse(*flags).datamodule.train_sources[0].verifier
-    assert verifier.names == ["math", "overlong"]
-    assert verifier.verifiers[1].max_completion_length == 5000
-
-
-def test_dapo_with_overlong_differs_from_dapo_in_the_verifier_alone():
-    plain, overlong = (
-        yaml.safe_load((CONFIGS / "data" / f"{name}.yaml").read_text()) for name in ("dapo_math", "dapo_math_overlong")
-    )
-    assert plain["train"][0]["init_args"].pop("verifier") == "math"
-    assert overlong["train"][0]["init_args"].pop("verifier")["init_args"]["verifiers"][0] == "math"
-    assert plain == overlong
+    assert (verifier.part_names, verifier.weights) == (("math", "overlong"), [1.0, 0.5])
+    assert verifier.verifiers[1].buffer == 0.2, "DAPO: 4,096 of 20,480 tokens"
 
 
 def test_every_part_is_logged(tmp_path):
