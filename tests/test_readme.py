@@ -39,6 +39,15 @@ def test_every_command_line_parses(command, monkeypatch, tmp_path):
     parse(*expand_short_names(arguments)[1:])
 
 
+def test_the_verifier_of_the_guide_judges(monkeypatch, tmp_path, capsys):
+    [code] = (block for kind, block in BLOCKS if "LengthVerifier" in block)
+    (tmp_path / "length.py").write_text(code.replace('register("length")', 'register("length_of_the_guide")'))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    main(["verify", "--verifier", "length.LengthVerifier", "3", "Answer: abc"])
+    assert "correct" in capsys.readouterr().out
+
+
 def test_every_verification_gives_a_verdict(monkeypatch, tmp_path, capsys):
     (tmp_path / "samples.jsonl").write_text('{"gold": "12", "pred": "Answer: 12"}\n')
     monkeypatch.chdir(tmp_path)
