@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -10,7 +11,14 @@ from lightning_rlvr import __version__
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run ``rlvr`` with these arguments; by default those of the process."""
+    """Run ``rlvr`` with these arguments; by default those of the process. Ctrl-C ends it with exit status 130."""
+    try:
+        _run(args)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def _run(args: Sequence[str] | None) -> None:
     arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
     if os.getcwd() not in sys.path:  # as `python -m` has it: a plug-in lies where the user works
         sys.path.insert(0, os.getcwd())

@@ -18,7 +18,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
@@ -72,15 +71,24 @@ class RunParser(ExplainedErrors, LightningArgumentParser):
 class SaveRunConfig(SaveConfigCallback):
     """Keeps the resolved configuration with the run; a resumed run adds its own beside the first.
 
-    A run that trains writes it once its checkpoint is loaded: one that is refused leaves no trace in the folder.
+    It is written once a checkpoint is loaded and the folder is found free: what is refused leaves no trace in it.
     An evaluation writes `config.validate.yaml` or `config.test.yaml`, over that of the one before.
     """
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit":
-            self.config_filename, self.overwrite = f"config.{TrainerFn(stage).value}.yaml", True
-            super().setup(trainer, pl_module, stage)
+        """Nothing yet: whatever is refused later leaves no trace."""
+
+    @override
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self.on_test_epoch_start(trainer, pl_module)
+
+    @override
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        command = "test" if trainer.testing else "validate"
+        self.config_filename, self.overwrite = f"config.{command}.yaml", True
+        super().setup(trainer, pl_module, command)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -183,6 +191,8 @@ class RLVRCLI(LightningCLI):
     def after_validate(self) -> None:
         """Show what was found, and where it is kept."""
         module, folder = self.model, run_folder(self.trainer)
+        if not module.results:
+            raise ValueError("nothing was evaluated: `--limit` or `trainer.limit_*_batches` is 0")
         if self.trainer.is_global_zero:
             console = Console()
             console.print(evaluation_table(module.results, module.evaluator.conditions))
@@ -241,7 +251,10 @@ def _step_of(checkpoint: str | Path) -> int:
     if not Path(checkpoint).is_file():
         raise ValueError(f"`ckpt_path` must be a checkpoint file, got {str(checkpoint)!r}")
     try:
-        return int(torch.load(checkpoint, weights_only=True, map_location="cpu")["global_step"])
+        saved = torch.load(checkpoint, weights_only=True, map_location="cpu")
+        if missing := {"pytorch-lightning_version", "state_dict", "progress", "random_states"} - saved.keys():
+            raise KeyError(f"no {', '.join(sorted(missing))}")
+        return int(saved["global_step"])
     except Exception as error:  # torch raises whatever the bytes of another file lead to
         reason = str(error).partition("\n")[0]
         raise ValueError(

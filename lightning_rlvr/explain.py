@@ -10,7 +10,6 @@ from lightning_rlvr.credit.base import CreditAssigner
 from lightning_rlvr.functional.losses import LOSS_TYPES
 from lightning_rlvr.learner import reads_training_forward
 from lightning_rlvr.plugins import Needs, find_one, unite_needs
-from lightning_rlvr.registry import settings_of
 
 if TYPE_CHECKING:
     from lightning_rlvr.cli import RLVRCLI
@@ -107,10 +106,10 @@ def _plugin(plugin: RewardCalibrator | CreditAssigner, shapes: str) -> list[str]
 
 def _arguments(part: object) -> str:
     """Settings of a part, as it resolved them."""
-    shown, _ = settings_of(part)
-    for hidden in ("task", "verifier", "template", "problem_pattern"):
-        shown.pop(hidden, None)
-    return ", ".join(f"{name} = {_shown(value)}" for name, value in shown.items() if value is not None)
+    names = inspect.signature(type(part).__init__).parameters
+    hidden = {"self", "task", "verifier", "template", "problem_pattern"}
+    values = {name: getattr(part, name) for name in names if name not in hidden and hasattr(part, name)}
+    return ", ".join(f"{name} = {_shown(value)}" for name, value in values.items() if value is not None)
 
 
 def _shown(value: object) -> str:

@@ -26,7 +26,7 @@ from lightning_rlvr.credit.base import CreditAssigner
 from lightning_rlvr.data.datamodule import PromptDataModule
 from lightning_rlvr.data.sources import Split
 from lightning_rlvr.distributed import gather_rollouts, leave_group_at_exit
-from lightning_rlvr.evaluation.evaluator import Evaluator, described
+from lightning_rlvr.evaluation.evaluator import Evaluator
 from lightning_rlvr.evaluation.store import SampleStore, open_stores
 from lightning_rlvr.evaluation.summary import EvaluationSummary
 from lightning_rlvr.learner import Learner
@@ -96,7 +96,8 @@ class RLVRModule(LightningModule):
         self.optimizer_settings = optimizer
         self.evaluation_settings = evaluation
         self.progress = Progress()
-        self._loaded_step = self._loaded_max_steps = 0
+        self._loaded_step: int | None = None
+        self._loaded_max_steps = 0
         self.results: dict[str, dict[str, float]] = {}
 
     # --- set-up: everything that can be wrong is wrong here, before the first token is sampled ---
@@ -131,6 +132,7 @@ class RLVRModule(LightningModule):
     @override
     def setup(self, stage: str) -> None:
         leave_group_at_exit()
+        self._loaded_step = None  # a checkpoint comes next, if there is one
         self.engine = ENGINES.build(self.rollout_settings.engine)
         if stage != "fit":
             return
@@ -273,7 +275,7 @@ class RLVRModule(LightningModule):
                 temperature=self.rollout_settings.temperature,
                 max_completion_length=self.rollout_settings.max_completion_length,
             ),
-            samples=[range(self.rollout_settings.num_generations)] * len(prompts),
+            num_generations=self.rollout_settings.num_generations,
             seed_parts=(self.sample_seed, "train", self.progress.rollouts),
             first_group=self.global_rank,
             group_stride=self.trainer.world_size,
@@ -353,11 +355,12 @@ class RLVRModule(LightningModule):
         if settings.temperature == 0 and num_samples > 1:
             rank_zero_warn(f"greedy samples are all the same: 1 instead of `evaluation.num_samples` = {num_samples}")
             num_samples = 1
+        self._evaluated_split: Split = split
         sets, conditions = data.set_names(split), self._evaluation_conditions()
         self.evaluator = Evaluator(
             self.policy,
             self.engine,
-            data.verify,
+            data.judge,
             Sampling(temperature=settings.temperature, max_completion_length=self.max_evaluated_length),
             num_samples=num_samples,
             sample_seed=self.sample_seed,
@@ -368,7 +371,7 @@ class RLVRModule(LightningModule):
         )
 
     def _evaluation_conditions(self) -> dict[str, Any]:
-        """All that a sample depends on beside its problem, the verifier and its number.
+        """All that a sample depends on beside its problem and its number.
 
         Of the engine its name only: its settings are about speed and memory, and may change in the middle.
         """
@@ -390,9 +393,7 @@ class RLVRModule(LightningModule):
         folder, keep = self.trainer.log_dir, self.evaluation_settings.keep
         if self.trainer.state.fn == "fit" or keep == "nothing" or folder is None or not self.trainer.loggers:
             return {}
-        verifiers = {name: described(self.datamodule.verifiers[name]) for name in sets}
-        by_set = {name: {**conditions, "verifier": verifier} for name, verifier in verifiers.items()}
-        return open_stores(self.trainer.strategy, Path(folder) / "eval", by_set, keep_text=keep == "texts")
+        return open_stores(self.trainer.strategy, Path(folder) / "eval", sets, conditions, keep_text=keep == "texts")
 
     @override
     def validation_step(self, prompts: PromptBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -413,16 +414,19 @@ class RLVRModule(LightningModule):
     def _finish_evaluation(self) -> None:
         self.results = self.evaluator.finish(self.trainer.strategy)
         over_all = "micro" if "micro" in self.results else next(iter(self.results), None)
+        held_out = self._evaluated_split == "val" or not self.datamodule.test_sources
         scalars: dict[str, float] = {}
         for group, values in self.results.items():
             shown = values if group in (over_all, "macro") else {name: values[name] for name in _OF_EACH_SET}
-            prefix = "eval" if group == over_all else f"eval/{group}"
+            prefix = "eval" if held_out and group == over_all else f"eval/{group}"
             scalars |= {f"{prefix}/{name}": value for name, value in shown.items() if not math.isnan(value)}
         self.log_dict(scalars | {"step": float(self._evaluated_step)}, sync_dist=True)  # "step" is the x-axis
 
     @property
     def _evaluated_step(self) -> int:
-        return max(self.trainer.global_step, self._loaded_step)  # Lightning restores the former for `fit` only
+        """Optimizer steps of the weights: Lightning restores its count for ``fit`` only."""
+        fitting = self.trainer.state.fn == "fit"
+        return self.trainer.global_step if fitting or self._loaded_step is None else self._loaded_step
 
     # --- checkpoints: what trains, what was consumed, and every random state ---
 

@@ -27,44 +27,49 @@ Gather = Callable[[Rollout], tuple[Rollout, slice]]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Draw:
+    """Completions as sampled, each with its number among the samples of its prompt and its text."""
+
+    completions: Completions
+    numbers: tuple[int, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Collection:
     """A rollout with what only logs need: texts, verdicts and the time that sampling and verifying took."""
 
     rollout: Rollout
     prompts: PromptBatch
     prompt_index: Tensor
-    samples: tuple[int, ...]
-    """The number of each row among the samples of its prompt."""
     texts: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
     rollout_seconds: float
     verify_seconds: float
 
 
-def collect(
+def draw(
     policy: Policy,
     engine: RolloutEngine,
-    verify: Verify,
     prompts: PromptBatch,
     sampling: Sampling,
     *,
     samples: Sequence[Sequence[int]],
     seed_parts: tuple[int | str, ...],
-    first_group: int = 0,
-    group_stride: int = 1,
-) -> Collection:
-    """Sample completions for each prompt and verify them.
+) -> Draw:
+    """Sample completions for each prompt.
 
     Args:
         policy: Samples and decodes.
         engine: How it samples.
-        verify: Completions to verdicts, in row order.
         prompts: N prompts.
         sampling: Temperature and budget.
-        samples: N sequences, the numbers of the samples that each prompt wants; rows of a prompt are neighbours.
+        samples: N sequences, the numbers of the samples that each prompt wants.
         seed_parts: With problem and sample number, what a row's seed is made of (run seed, step).
-        first_group: Number of the first prompt in the global batch.
-        group_stride: Distance between the numbers of neighbouring prompts.
+
+    Raises:
+        ValueError: The engine did not return one non-empty completion for each row.
+        FloatingPointError: Its log-probs are not finite.
     """
     device = prompts.prompt_ids.device
     rows = [(prompt, sample) for prompt, numbers in enumerate(samples) for sample in numbers]
@@ -74,7 +79,6 @@ def collect(
         dtype=torch.int64,
         device=device,
     )
-    started = time.perf_counter()
     engine.sync(policy)
     completions = engine.generate(policy, prompts, prompt_index, seeds, sampling)
     if len(completions.completion_ids) != len(seeds) or not bool(completions.completion_mask.any(1).all()):
@@ -87,12 +91,46 @@ def collect(
             f"the log-probs of {type(engine).__name__} must be finite, got "
             f"{completions.logprobs[~completions.logprobs.isfinite()][0].item()}; check the model's weights and dtype"
         )
-    texts = decode(policy, completions)
+    numbers = {(prompt, seed): sample for (prompt, sample), seed in zip(rows, seeds.tolist(), strict=True)}
+    drawn = zip(completions.prompt_index.tolist(), completions.seeds.tolist(), strict=True)
+    return Draw(
+        completions=completions, numbers=tuple(numbers[row] for row in drawn), texts=decode(policy, completions)
+    )
+
+
+def collect(
+    policy: Policy,
+    engine: RolloutEngine,
+    verify: Verify,
+    prompts: PromptBatch,
+    sampling: Sampling,
+    *,
+    num_generations: int,
+    seed_parts: tuple[int | str, ...],
+    first_group: int = 0,
+    group_stride: int = 1,
+) -> Collection:
+    """Sample ``num_generations`` completions for each prompt and verify them.
+
+    Args:
+        policy: Samples and decodes.
+        engine: How it samples.
+        verify: Completions to verdicts, in row order.
+        prompts: N prompts.
+        sampling: Temperature and budget.
+        num_generations: Completions for each prompt; rows of a prompt are neighbours.
+        seed_parts: With problem and sample number, what a row's seed is made of (run seed, step).
+        first_group: Number of the first prompt in the global batch.
+        group_stride: Distance between the numbers of neighbouring prompts.
+    """
+    started = time.perf_counter()
+    wanted = [range(num_generations)] * len(prompts)
+    drawn = draw(policy, engine, prompts, sampling, samples=wanted, seed_parts=seed_parts)
+    completions = drawn.completions
     sampled = time.perf_counter()
-    verdicts = verify(prompts, completions, texts, sampling.max_completion_length)
+    verdicts = verify(prompts, completions, drawn.texts, sampling.max_completion_length)
     verified = time.perf_counter()
     index = completions.prompt_index
-    numbers = {(prompt, seed): sample for (prompt, sample), seed in zip(rows, seeds.tolist(), strict=True)}
     rollout = Rollout(
         prompt_ids=prompts.prompt_ids[index],
         prompt_mask=prompts.prompt_mask[index],
@@ -112,8 +150,7 @@ def collect(
         rollout=rollout,
         prompts=prompts,
         prompt_index=index,
-        samples=tuple(numbers[key] for key in zip(index.tolist(), completions.seeds.tolist(), strict=True)),
-        texts=texts,
+        texts=drawn.texts,
         verdicts=tuple(verdicts),
         rollout_seconds=sampled - started,
         verify_seconds=verified - sampled,

@@ -137,26 +137,6 @@ def class_path(plugin: type) -> str:
     return f"{plugin.__module__}.{plugin.__qualname__}"
 
 
-def settings_of(part: object) -> tuple[dict[str, Any], list[str]]:
-    """The settings that a part was made with, as it resolved them, and the names of those that it does not show.
-
-    A part shows a setting by an attribute of the same name.
-
-    Example:
-        >>> from lightning_rlvr.verify.exact import ExactVerifier
-        >>> settings_of(ExactVerifier())
-        ({'extract': 'boxed', 'after': None}, [])
-        >>> settings_of(range(3))
-        ({}, ['...'])
-    """
-    try:
-        parameters = list(signature(type(part)).parameters)
-    except ValueError:  # some types of C have no signature
-        return {}, ["..."]
-    shown = {name: getattr(part, name) for name in parameters if hasattr(part, name)}
-    return shown, [name for name in parameters if name not in shown]
-
-
 def with_class_paths(args: Sequence[str], registries: Mapping[str, Registry[Any]]) -> list[str]:
     """A command line with class paths in the place of short names.
 

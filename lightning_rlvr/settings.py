@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +38,8 @@ class RolloutSettings:
     def __post_init__(self) -> None:
         require(self.num_generations >= 2, "rollout.num_generations", "at least 2", self.num_generations)
         require(self.max_completion_length >= 1, "rollout.max_completion_length", ">= 1", self.max_completion_length)
-        require(self.temperature >= 1e-4, "rollout.temperature", "positive (>= 1e-4) while training", self.temperature)
+        sane = 1e-4 <= self.temperature < math.inf
+        require(sane, "rollout.temperature", "positive (>= 1e-4) while training", self.temperature)
         reason = "while training (a filter would make the log-probs those of another distribution)"
         require(self.top_p == 1.0, "rollout.top_p", f"1 {reason}", self.top_p)
         require(self.top_k == 0, "rollout.top_k", f"0 {reason}", self.top_k)
@@ -160,8 +162,8 @@ class EvaluationSettings:
             the same.
         temperature: 1 is what training samples with; 0 is greedy.
         max_completion_length: By default that of training.
-        keep: What the commands `validate` and `test` leave of every sample in `eval/<set>/per_problem.parquet`, and
-            continue from: verdicts with texts, verdicts only, or nothing.
+        keep: What the commands `validate` and `test` leave of every sample in `eval/<set>/per_problem.parquet`:
+            verdicts and completions, which a later evaluation continues from; verdicts only; or nothing.
     """
 
     num_samples: int = 1
@@ -171,6 +173,7 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         require(self.num_samples >= 1, "evaluation.num_samples", ">= 1", self.num_samples)
-        require(self.temperature >= 0, "evaluation.temperature", ">= 0", self.temperature)
+        sane = self.temperature == 0 or 1e-4 <= self.temperature < math.inf
+        require(sane, "evaluation.temperature", "0 (greedy) or at least 1e-4", self.temperature)
         limit = self.max_completion_length
         require(limit is None or limit >= 1, "evaluation.max_completion_length", ">= 1", limit)

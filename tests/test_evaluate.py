@@ -13,9 +13,11 @@ from lightning.pytorch import Trainer
 
 from command_line import SMALL, TINY, error, fit
 from lightning_rlvr.__main__ import main
+from lightning_rlvr.calibration.zscore import ZScoreCalibrator
+from lightning_rlvr.credit.uniform import UniformCredit
 from lightning_rlvr.evaluation.store import SampleStore
+from lightning_rlvr.monitoring.run_folder import RunLogger
 from lightning_rlvr.rollout.hf import HFEngine
-from lightning_rlvr.verify.exact import ExactVerifier
 from runs import make_data, make_module, scalars
 
 ROWS = [{"question": f"What is {a}+{b}?", "answer": f"... #### {a + b}"} for a in range(1, 4) for b in range(1, 4)]
@@ -35,10 +37,12 @@ class Counting(HFEngine):
         return super().generate(policy, prompts, prompt_index, seeds, sampling)
 
 
-class Secretive(ExactVerifier):
-    def __init__(self, bonus: float = 0.5) -> None:
-        super().__init__()
-        self._bonus = bonus
+def right(completions, **columns):
+    return [1.0] * len(completions)
+
+
+def broken(completions, **columns):
+    raise KeyError("no such column")
 
 
 @pytest.fixture(autouse=True)
@@ -96,12 +100,12 @@ def test_the_file_has_one_row_for_each_sample_and_gives_the_logged_numbers(tmp_p
     assert [row["sample"] for row in rows] == [0, 1, 2] * 9
     assert all(row["text"] and row["tokens"] > 0 for row in rows)
     both = rows + per_problem(run, "four")
-    for tag, of_set in (("eval", both), ("eval/nine", rows)):
+    for tag, of_set in (("eval/micro", both), ("eval/nine", rows)):
         assert numbers[f"{tag}/accuracy"] == pytest.approx(sum(r["status"] == "correct" for r in of_set) / len(of_set))
         assert numbers[f"{tag}/length"] == pytest.approx(sum(row["tokens"] for row in of_set) / len(of_set))
         truncated = sum(row["truncated"] for row in of_set)
         assert numbers[f"{tag}/truncated"] == pytest.approx(truncated / len(of_set))
-    assert numbers["eval/wrong"] == pytest.approx(sum(row["status"] == "wrong" for row in both) / len(both))
+    assert numbers["eval/micro/wrong"] == pytest.approx(sum(row["status"] == "wrong" for row in both) / len(both))
     halves = [numbers[f"eval/{name}/truncated"] for name in ("nine", "four")]
     assert numbers["eval/macro/truncated"] == pytest.approx(sum(halves) / 2)
     shown = " ".join(capsys.readouterr().out.split())
@@ -163,18 +167,77 @@ def test_other_conditions_are_another_evaluation(tmp_path, benchmarks, change, c
     assert len(per_problem(run, "nine.2")) == 9
 
 
-def test_a_changed_gold_or_verifier_is_noticed(tmp_path, benchmarks, counting):
+def test_a_changed_problem_is_drawn_again_and_a_changed_gold_or_verifier_only_judged_again(
+    tmp_path, benchmarks, counting
+):
     run = evaluate(tmp_path, "--data.test", benchmarks)
-    counting.rows = []
+    before, counting.rows = per_problem(run, "nine"), []
     file = tmp_path / "nine.jsonl"
-    file.write_text(file.read_text().replace("#### 4", "#### 7"))
+    file.write_text(file.read_text().replace("What is 3+1", "How much is 3+1"))
     evaluate(tmp_path, "--data.test", benchmarks)
-    assert len(counting.rows) == 3, "three sums are 4"
-    assert len(per_problem(run, "nine")) == 9
+    assert len(counting.rows) == 1
     counting.rows = []
-    evaluate(tmp_path, "--data.test", benchmarks.replace("last_number", "last_line"))
+    reward = {"class_path": "FunctionVerifier", "init_args": {"function": "test_evaluate.right"}}
+    judged = json.loads(benchmarks)
+    judged[0]["init_args"]["verifier"] = reward
+    evaluate(tmp_path, "--data.test", json.dumps(judged))
+    assert not counting.rows
+    assert {row["status"] for row in before} == {"no_answer"}
+    assert {row["status"] for row in per_problem(run, "nine")} == {"correct"}
+
+
+def test_what_decodes_or_shows_the_prompt_otherwise_is_another_evaluation(tmp_path, benchmarks, counting):
+    """Alpha scales a trained adapter, and no tensor knows of it; the order of the weights matters as well."""
+    run = fit(tmp_path, "--model.policy.lora.rank=2", "--model.policy.lora.alpha=4")
+    last = ["--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
+    for alpha in (4, 400):
+        counting.rows = []
+        flags = ["--model.policy.lora.rank=2", f"--model.policy.lora.alpha={alpha}", *last]
+        main(["test", "-c", str(TINY), *SMALL, "--model.rollout.engine=test_evaluate.Counting", "--num_samples=1",
+              "--data.test", benchmarks, *flags])  # fmt: skip
+        assert len(counting.rows) == 13
+    assert (run / "eval" / "nine.2").is_dir()
+
+
+def test_a_verifier_that_fails_costs_no_sample(tmp_path, benchmarks, counting, capsys):
+    judged = json.loads(benchmarks)
+    judged[0]["init_args"]["verifier"] = {
+        "class_path": "FunctionVerifier",
+        "init_args": {"function": "test_evaluate.broken"},
+    }
+    flags = ["--model.rollout.engine=test_evaluate.Counting", "--num_samples=1", "--runs_dir", tmp_path]
+    sentence = error(capsys, "test", "-c", TINY, *SMALL, *flags, "--data.test", json.dumps(judged))
+    assert "reward function broken raised KeyError" in sentence
+    assert len(counting.rows) == 9
+    evaluate(tmp_path, "--data.test", benchmarks)
     assert len(counting.rows) == 13
-    assert len(per_problem(run, "nine.2")) == 9
+
+
+def test_benchmarks_and_held_out_problems_have_tags_of_their_own(tmp_path, benchmarks):
+    run = fit(tmp_path, "--trainer.val_check_interval=1")
+    curve = scalars(run)["eval/accuracy"]
+    one = json.dumps(json.loads(benchmarks)[:1])
+    checkpoint = ["--ckpt_path", str(run / "checkpoints/last.ckpt")]
+    main(["test", "-c", str(TINY), *SMALL, "--data.test", one, *checkpoint])
+    assert scalars(run)["eval/accuracy"] == curve
+    assert set(scalars(run)["eval/nine/accuracy_se"]) == {2}
+
+
+def test_the_step_is_that_of_the_weights(tmp_path):
+    run = fit(tmp_path, "--checkpoint.every_n_steps=1", "--checkpoint.keep_all=true")
+    trainer = Trainer(
+        logger=RunLogger(save_dir=str(tmp_path), name="again"), callbacks=[ZScoreCalibrator(), UniformCredit()],
+        max_steps=2, val_check_interval=1, num_sanity_val_steps=0, accelerator="cpu", enable_progress_bar=False,
+        enable_checkpointing=False,
+    )  # fmt: skip
+    module, data = make_module(), make_data()
+    trainer.test(module, datamodule=data, ckpt_path=run / "checkpoints" / "step=2.ckpt", verbose=False)
+    trainer.fit(module, datamodule=data)
+    trainer.test(module, datamodule=data, ckpt_path=run / "checkpoints" / "step=1.ckpt", verbose=False)
+    assert set(scalars(trainer.log_dir)["eval/accuracy"]) == {1, 2}
+    kept = [json.loads(file.read_text()) for file in Path(trainer.log_dir).rglob("settings.json")]
+    steps = {settings["conditions"]["step"] for settings in kept}
+    assert steps == {1, 2}
 
 
 def test_arms_share_the_random_numbers(tmp_path, benchmarks):
@@ -219,7 +282,7 @@ def test_greedy_evaluation_takes_one_sample_and_says_so(tmp_path, benchmarks, co
     with pytest.warns(UserWarning, match=r"1 instead of `evaluation.num_samples` = 4"):
         run = evaluate(tmp_path, "--data.test", benchmarks, "--num_samples=4", "--model.evaluation.temperature=0")
     assert len(counting.rows) == 13
-    assert "eval/pass@4" not in logged(run)
+    assert "eval/micro/pass@4" not in logged(run)
     sampled = evaluate(tmp_path, "--data.test", benchmarks, "--num_samples=8", "--model.evaluation.temperature=0.6")
     texts = [row["text"] for row in per_problem(sampled, "nine.2")]
     assert all(len(set(texts[start : start + 8])) > 1 for start in range(0, 72, 8))
@@ -236,20 +299,7 @@ def test_samples_need_not_be_kept(tmp_path, benchmarks):
     assert "eval/nine/accuracy" in logged(run)
 
 
-def test_settings_that_a_verifier_hides_are_named_before_anything_is_sampled(tmp_path, counting, capsys):
-    sums = {"class_path": "SumsSource", "init_args": {"verifier": {"class_path": "test_evaluate.Secretive"}}}
-    flags = ["--data.train", json.dumps(sums), "--model.rollout.engine=test_evaluate.Counting"]
-    sentence = error(capsys, "test", "-c", TINY, *SMALL, "--runs_dir", tmp_path, *flags)
-    assert "Secretive must keep its settings as attributes of their names" in sentence
-    assert "got none called bonus" in sentence
-    assert not counting.rows
-
-
 def test_what_has_just_been_trained_can_be_tested_in_the_same_process(tmp_path):
-    from lightning_rlvr.calibration.zscore import ZScoreCalibrator
-    from lightning_rlvr.credit.uniform import UniformCredit
-    from lightning_rlvr.monitoring.run_folder import RunLogger
-
     trainer = Trainer(
         logger=RunLogger(save_dir=str(tmp_path), name="run"), callbacks=[ZScoreCalibrator(), UniformCredit()],
         max_steps=2, limit_val_batches=0, accelerator="cpu", enable_progress_bar=False, enable_checkpointing=False,
@@ -274,6 +324,13 @@ def test_an_evaluation_that_runs_already_keeps_others_out(tmp_path, benchmarks, 
     )  # fmt: skip
     assert "another evaluation writes into" in sentence
     store.close()
+    assert json.loads((run / "eval" / "nine" / "settings.json").read_text())["num_samples"] == 1
+
+
+@pytest.mark.parametrize(("command", "flag"), [("validate", "--limit=0"), ("test", "--trainer.limit_test_batches=0")])
+def test_evaluating_nothing_is_said(tmp_path, capsys, command, flag):
+    sentence = error(capsys, command, "-c", TINY, *SMALL, "--runs_dir", tmp_path, flag)
+    assert "nothing was evaluated" in sentence
 
 
 @pytest.mark.slow

@@ -227,13 +227,10 @@ class PromptDataModule(LightningDataModule):
             texts: B completion texts, without special tokens.
             max_completion_length: Tokens that a completion may have; None if nobody knows.
         """
-        attempts: dict[int, Attempt] = {}
-        rows_of_task: dict[str, list[int]] = {name: [] for name in prompts.task_names}
         lengths, ids = completions.completion_mask.sum(1).tolist(), completions.completion_ids.tolist()
-        truncated, tasks = completions.truncated.tolist(), prompts.task_id.tolist()
-        for row, prompt in enumerate(completions.prompt_index.tolist()):
-            rows_of_task[prompts.task_names[tasks[prompt]]].append(row)
-            attempts[row] = Attempt(
+        truncated, prompt_index = completions.truncated.tolist(), completions.prompt_index.tolist()
+        attempts = [
+            Attempt(
                 prompt=prompts.prompts[prompt],
                 completion=texts[row],
                 completion_ids=tuple(ids[row][: lengths[row]]),
@@ -241,10 +238,17 @@ class PromptDataModule(LightningDataModule):
                 max_completion_length=max_completion_length,
                 columns=prompts.columns[prompt],
             )
+            for row, prompt in enumerate(prompt_index)
+        ]
+        tasks = prompts.task_id.tolist()
+        return self.judge([prompts.task_names[tasks[prompt]] for prompt in prompt_index], attempts)
+
+    def judge(self, tasks: Sequence[str], attempts: Sequence[Attempt]) -> list[Verdict]:
+        """One verdict for each attempt, in order, by the verifier of its task."""
         verdicts: dict[int, Verdict] = {}
-        for task, rows in rows_of_task.items():
-            verifier = self.verifiers[task]
-            judged = verifier.verify([attempts[row] for row in rows]) if rows else []
+        for task in dict.fromkeys(tasks):
+            verifier, rows = self.verifiers[task], [row for row, name in enumerate(tasks) if name == task]
+            judged = verifier.verify([attempts[row] for row in rows])
             if len(judged) != len(rows) or not all(isinstance(verdict, Verdict) for verdict in judged):
                 raise TypeError(f"{type(verifier).__name__} must return one Verdict for each of {len(rows)} attempts")
             verdicts |= zip(rows, judged, strict=True)

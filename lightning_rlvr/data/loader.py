@@ -92,7 +92,12 @@ class PromptLoader:
         least = world_size if shuffle else 1
         each = "one for each rank"
         require(prompts_per_step >= least, "prompts_per_step", f"at least {least}, {each}", prompts_per_step)
-        require(len(prompts) >= world_size, "prompts", f"at least {world_size} problems, {each}", len(prompts))
+        if len(prompts) < world_size:
+            tasks = ", ".join(dict.fromkeys(problem.task for problem in prompts.problems))
+            raise ValueError(
+                f"{tasks} must have at least {world_size} problems, {each}, got {len(prompts)}: "
+                "set `trainer.devices` lower, or use more problems"
+            )
         self.prompts = prompts
         self.prompts_per_step = prompts_per_step
         self.data_seed = data_seed

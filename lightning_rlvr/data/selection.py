@@ -75,9 +75,10 @@ class Selection:
         """The first ``count`` problems that fit and can be verified, in an order by ``seed``; with None all that do.
 
         Raises:
-            ValueError: There are not so many (of a benchmark all are taken then), or there is none; or a problem
-                cannot be verified and none may be skipped.
+            ValueError: There are not so many (of a benchmark all are taken then), or there is none; two have the same
+                id; a problem cannot be shown; or it cannot be verified and none may be skipped.
         """
+        self._require_distinct(problems)
         kind = {"train": "training", "val": "held-out"}.get(split) or problems[0].task
         setting = "num_problems" if split == "train" else f"{split}_problems"
         chosen: dict[int, EncodedPrompt] = {}
@@ -118,6 +119,15 @@ class Selection:
             pad_token_id=pads[0],
         )
 
+    def _require_distinct(self, problems: Sequence[Problem]) -> None:
+        first: dict[str, Problem] = {}
+        for problem in problems:
+            if first.setdefault(problem.id, problem) is not problem:
+                source = type(self.sources[problem.task]).__name__
+                raise ValueError(
+                    f"problems must have different ids, got {problem.id!r} again from {source} (task {problem.task})"
+                )
+
     def _complaints(self, problems: Sequence[Problem]) -> list[str | None]:
         found: dict[str, str | None] = {}
         for task in {problem.task for problem in problems}:
@@ -128,7 +138,10 @@ class Selection:
 
     def _prompt(self, problem: Problem) -> EncodedPrompt:
         template = self.sources[problem.task].template or self.template
-        return template.encode(self.tokenizer, {**problem.columns, "problem": problem.problem})
+        try:
+            return template.encode(self.tokenizer, {**problem.columns, "problem": problem.problem})
+        except ValueError as error:
+            raise ValueError(f"problem {problem.id}: {error}") from error
 
     def _report(self, complaints: Mapping[str, str], lengths: Sequence[int], kind: str) -> None:
         if complaints:

@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Split = Literal["train", "val", "test"]
+
+_OPTIONS = ("choices", "options")
+"""Columns that are part of the question where a row has them."""
+_NOT_READ = frozenset({".arrow", ".csv", ".gz", ".pkl", ".tar", ".tsv", ".txt", ".xlsx", ".yaml", ".zip", ".zst"})
+"""Suffixes of data files that are not read: such a path is no hub id either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +177,9 @@ class SumsSource(ProblemSource):
 class DatasetSource(ProblemSource):
     """Rows of a JSON Lines, JSON or Parquet file, of a folder, or of a data set on the Hugging Face hub.
 
-    Rows that repeat a problem with the same answer, white space aside, count once; problems that occur with different
-    answers are left out, with a warning. Rows keep all their own columns beside those that `columns` names.
+    Rows that repeat a problem (and its `choices` or `options`) with the same answer, white space aside, count once;
+    problems that occur with different answers are left out, with a warning. A benchmark keeps every row, as papers
+    count them. Rows keep all their own columns beside those that `columns` names.
 
     Args:
         path: File (`.jsonl`, `.json`, `.parquet`), folder or hub id.
@@ -182,7 +189,7 @@ class DatasetSource(ProblemSource):
         name: Configuration of a hub data set.
         split: Split of the data set; a single file has only `train`.
         held_out: Rows that are kept for validation, drawn by data seed: a fraction below 1 or a whole number of rows.
-            With 0 all rows belong to whichever split is asked for.
+            With 0 all rows belong to whichever split is asked for, and to a benchmark those that repeat others too.
         limit: Read only so many rows.
         problem_pattern: Regular expression that the whole text of a problem must match; its first group becomes the
             problem. Strips a prompt template that is part of the data.
@@ -218,6 +225,7 @@ class DatasetSource(ProblemSource):
         self.limit = limit
         self.problem_pattern = problem_pattern
         self.drop = drop
+        self._counts: Mapping[str, int] = {}
         if "problem" not in self.columns:
             raise ValueError(f"`columns` must say which column is `problem`, got {', '.join(self.columns) or 'none'}")
         countable = 0 <= held_out < 1 or (held_out >= 1 and held_out % 1 == 0)
@@ -229,7 +237,8 @@ class DatasetSource(ProblemSource):
 
     @override
     def load(self, split: Split, seed: int) -> list[Problem]:
-        problems, _ = self._cleaned
+        whole = split == "test" and not self.held_out
+        problems, self._counts = self._cleaned(distinct=False) if whole else self._distinct
         if not problems:
             raise ValueError(f"`path` must hold at least one problem, got none in {self.path!r}")
         held_out = round(self.held_out if self.held_out >= 1 else self.held_out * len(problems))
@@ -243,24 +252,28 @@ class DatasetSource(ProblemSource):
     @property
     @override
     def cleaning(self) -> Mapping[str, int]:
-        return self._cleaned[1]
+        return self._counts
 
     @cached_property
-    def _cleaned(self) -> tuple[list[Problem], Mapping[str, int]]:
-        """Distinct problems; rows read, repetitions among them, and distinct problems left out for each reason."""
+    def _distinct(self) -> tuple[list[Problem], Mapping[str, int]]:
+        return self._cleaned(distinct=True)
+
+    def _cleaned(self, distinct: bool) -> tuple[list[Problem], Mapping[str, int]]:
+        """Distinct problems, or those of all rows; rows read, repetitions, and problems left out for each reason."""
         counts = {"rows": 0}
-        first: dict[str, Problem] = {}
+        first: dict[str | int, Problem] = {}
         conflicting = set()
-        for number, row in self._rows(counts):
+        for number, row in self._rows(counts, distinct):
             problem = self._problem(number, row)
-            known = first.setdefault(normalized(problem), problem)
-            if _compact(known.columns.get("answer")) != _compact(problem.columns.get("answer")):
-                conflicting.add(normalized(problem))
+            key = normalized(problem) if distinct else number
+            known = first.setdefault(key, problem)
+            if _comparable(known.columns.get("answer")) != _comparable(problem.columns.get("answer")):
+                conflicting.add(key)
         unwanted = re.compile(self.drop or r"(?!)")
-        dropped = {text for text, problem in first.items() if unwanted.search(problem.problem)}
+        dropped = {key for key, problem in first.items() if unwanted.search(problem.problem)}
         if conflicting := conflicting - dropped:
             rank_zero_warn(f"{self.path!r} gives {len(conflicting)} problems with different answers: left out")
-        kept = [problem for text, problem in first.items() if text not in conflicting | dropped]
+        kept = [problem for key, problem in first.items() if key not in conflicting | dropped]
         if len({problem.id for problem in kept}) < len(kept):
             raise ValueError(
                 f"`columns` maps `id` to {self.columns['id']!r}, whose values must differ from row to row"
@@ -268,8 +281,8 @@ class DatasetSource(ProblemSource):
         counts |= {"repeated": counts["rows"] - len(first), "dropped": len(dropped), "conflicting": len(conflicting)}
         return kept, counts
 
-    def _rows(self, counts: dict[str, int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Rows with their numbers, all of them counted; of a table only the first with its problem and answer."""
+    def _rows(self, counts: dict[str, int], distinct: bool) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Rows with their numbers, all of them counted; of a table only the first of those that agree, if distinct."""
         rows = _stored(self.path, self.name, self.split)
         if isinstance(rows, Iterator):
             for number, row in enumerate(islice(rows, self.limit), start=1):
@@ -278,7 +291,10 @@ class DatasetSource(ProblemSource):
             return
         rows = rows.select(range(min(len(rows), self.limit or len(rows))))
         counts["rows"] = len(rows)
-        chosen = _first_occurrences(rows, (self.columns["problem"], self.columns.get("answer", "answer")))
+        compared = [self.columns["problem"], self.columns.get("answer", "answer")]
+        present = {name: name for name in rows.column_names} | self.columns
+        compared += [present[name] for name in _OPTIONS if name in present]
+        chosen = _first_occurrences(rows, compared) if distinct else range(len(rows))
         yield from zip((number + 1 for number in chosen), rows.select(chosen), strict=True)
 
     def _problem(self, number: int, row: Mapping[str, Any]) -> Problem:
@@ -307,13 +323,16 @@ class DatasetSource(ProblemSource):
 
 
 def normalized(problem: Problem) -> str:
-    """The problem's text, white space aside: what makes two problems the same.
+    """The problem's text, its choices included, white space aside: what makes two problems the same.
 
     Example:
         >>> normalized(Problem(id="a", problem=" 1  + 2 ", columns={}, task="sums"))
         '1 + 2'
+        >>> normalized(Problem(id="b", problem="1 + 2", columns={"choices": ["3", "4"]}, task="sums"))
+        "1 + 2 ['3', '4']"
     """
-    return " ".join(problem.problem.split())
+    options = [problem.columns[name] for name in _OPTIONS if problem.columns.get(name) is not None]
+    return " ".join(" ".join(map(str, [problem.problem, *options])).split())
 
 
 def shuffled(size: int, seed: int) -> list[int]:
@@ -331,8 +350,16 @@ def _held_out(split: str) -> bool:
     return split != "train"
 
 
-def _compact(answer: object) -> str:
-    return "".join(str(answer).split())
+def _comparable(answer: object) -> object:
+    """What different answers differ in: neither white space, nor 14.0 and "014" and ["14"]."""
+    if isinstance(answer, list) and len(answer) == 1:
+        return _comparable(answer[0])
+    text = "".join(str(answer).split())
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return text
+    return number if number.is_finite() else text
 
 
 def _groups(name: str, pattern: str) -> int:
@@ -375,6 +402,8 @@ def _stored(path: str, name: str | None, split: str) -> Iterator[Mapping[str, An
     file = Path(path)
     kind = file.suffix.lower()
     if kind not in {".jsonl", ".json", ".parquet"}:
+        if not file.is_dir() and (file.is_file() or kind in _NOT_READ):
+            raise ValueError(f"`path` must be a .jsonl, .json or .parquet file, a folder or a hub id, got {path!r}")
         return _dataset(path, name, split)
     if not file.is_file():
         raise ValueError(f"`path` must be an existing file, got {path!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -76,14 +77,23 @@ class PromptTemplate:
         """The prompt as text, up to where the answer begins.
 
         Raises:
-            ValueError: `chat` is `chat` and the tokenizer has no chat template, or a column is unknown.
+            ValueError: `chat` is `chat` and the tokenizer has no chat template, which may also refuse the turns or be
+                broken; or a column is unknown.
         """
         system, user = self.fill(columns)
         if not self._is_chat(tokenizer):
             return user if system is None else f"{system}\n\n{user}"
         turns = [] if system is None else [{"role": "system", "content": system}]
         turns.append({"role": "user", "content": user})
-        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        try:
+            return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template is a program: it raises what it likes
+            remedy = "" if system is None else ", or do without `template.system` if it takes no system turn"
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(
+                f"the chat template cannot render the prompt ({reason}); "
+                f"give another one as `policy.chat_template`{remedy}"
+            ) from error
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, columns: Mapping[str, Any]) -> EncodedPrompt:
         """The rendered prompt with its tokens.
@@ -93,14 +103,16 @@ class PromptTemplate:
         added.
 
         Raises:
-            ValueError: As `render`; or the tokenizer has no offsets (a slow one), or the chat template rewrites the
-                problem so that it cannot be found again.
+            ValueError: As `render`; or the tokenizer has no offsets (a slow one), the chat template rewrites the
+                problem so that it cannot be found again, or the text is not Unicode.
         """
         if not tokenizer.is_fast:
             raise ValueError(
                 f"`tokenizer` must be a fast one (it tells where tokens are), got {type(tokenizer).__name__}"
             )
         text = self.render(tokenizer, columns)
+        if lone := re.search("[\ud800-\udfff]", text):
+            raise ValueError(f"the prompt must be Unicode, but holds half of a surrogate pair: {lone[0]!r}")
         spans = _spans(text, self.render(tokenizer, {**columns, "problem": _SENTINEL}), str(columns["problem"]))
         encoding = tokenizer(
             text, add_special_tokens=not self._is_chat(tokenizer), return_offsets_mapping=True, verbose=False

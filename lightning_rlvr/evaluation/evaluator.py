@@ -1,8 +1,8 @@
-"""Held-out and test problems: sampled, verified, kept and summed up."""
+"""Held-out and test problems: sampled, kept, verified and summed up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning.pytorch.strategies import Strategy
@@ -12,26 +12,33 @@ from lightning_rlvr.evaluation.samples import Sample
 from lightning_rlvr.evaluation.store import SampleStore
 from lightning_rlvr.evaluation.summary import EvaluationSummary
 from lightning_rlvr.hashing import problem_hash
-from lightning_rlvr.pipeline import Collection, Verify, collect
+from lightning_rlvr.pipeline import draw
 from lightning_rlvr.policy.policy import Policy
-from lightning_rlvr.registry import class_path, settings_of
 from lightning_rlvr.rollout.base import RolloutEngine, Sampling
 from lightning_rlvr.types import PromptBatch
+from lightning_rlvr.verify.base import Attempt, Verdict
+
+Judge = Callable[[Sequence[str], Sequence[Attempt]], list[Verdict]]
+"""The task of each attempt, the attempts -> verdicts in order."""
+_ROWS_AT_ONCE = 256
+"""Samples that are drawn before they are kept: at most so many are lost with a process that dies."""
 
 
-class _Shown(NamedTuple):
-    """A problem that was evaluated; the first three give its place in the data."""
+class _Judged(NamedTuple):
+    """A sample that was counted; the first four say where it stands in the data."""
 
     batch: int
     row: int
     rank: int
+    number: int
     set_name: str
     problem_id: str
     problem_hash: str
+    verdict: Verdict
 
 
 class Evaluator:
-    """Draws the samples that are still missing and adds them, with those that a store knows, to the summary.
+    """Draws the samples that are still missing, and judges and counts them with those that a store knows.
 
     The seed of a sample is made of ``sample_seed``, its problem and its number: arms that share the seed share the
     random numbers, and a larger ``num_samples`` begins with the same samples.
@@ -39,13 +46,13 @@ class Evaluator:
     Args:
         policy: Samples and decodes.
         engine: How it samples.
-        verify: Completions to verdicts.
+        judge: Attempts to verdicts.
         sampling: Temperature and budget.
         num_samples: Completions for each problem.
         sample_seed: Seed of the sampling.
         summary: Where the samples are summed up.
         stores: Where they are kept, by set; none are kept of a set that is missing here.
-        conditions: What samples depend on beside problem, verifier and number, for people.
+        conditions: What samples depend on beside problem and number, for people.
         rank: Number of this process.
     """
 
@@ -53,7 +60,7 @@ class Evaluator:
         self,
         policy: Policy,
         engine: RolloutEngine,
-        verify: Verify,
+        judge: Judge,
         sampling: Sampling,
         *,
         num_samples: int,
@@ -65,7 +72,7 @@ class Evaluator:
     ) -> None:
         self.policy = policy
         self.engine = engine
-        self.verify = verify
+        self.judge = judge
         self.sampling = sampling
         self.num_samples = num_samples
         self.sample_seed = sample_seed
@@ -74,110 +81,115 @@ class Evaluator:
         self.conditions = conditions
         self.rank = rank
         self._num_batches = 0
-        self._shown: list[_Shown] = []
+        self._judged: list[_Judged] = []
 
     def evaluate(self, prompts: PromptBatch) -> None:
         """Sample, verify and count this rank's prompts."""
         try:
-            self._evaluate(prompts)
+            samples = self._complete(prompts)
+            self._count(prompts, samples)
         except BaseException:
-            for store in self.stores.values():
-                store.close()
+            self.close()
             raise
 
-    def _evaluate(self, prompts: PromptBatch) -> None:
+    def close(self) -> None:
+        """Let other processes at the stores."""
+        for store in self.stores.values():
+            store.close()
+
+    def _complete(self, prompts: PromptBatch) -> list[tuple[int, Sample]]:
+        """All samples of the prompts, each with the row of its prompt; new ones are in the store by then."""
         sets = [prompts.task_names[task] for task in prompts.task_id.tolist()]
-        hashes = list(map(problem_hash, prompts.problem_ids, prompts.prompts, prompts.columns))
-        for row, problem in enumerate(zip(sets, prompts.problem_ids, hashes, strict=True)):
-            self._shown.append(_Shown(self._num_batches, row, self.rank, *problem))
-        self._num_batches += 1
-        known: dict[str, list[Sample]] = {name: [] for name in sets}
-        missing: list[list[int]] = []
-        for name, shown in zip(sets, hashes, strict=True):
+        hashes = list(_hashes(prompts))
+        samples: list[tuple[int, Sample]] = []
+        missing: list[tuple[int, int]] = []
+        for row, (name, shown) in enumerate(zip(sets, hashes, strict=True)):
             done = self.stores[name].done if name in self.stores else {}
-            numbers = range(self.num_samples)
-            known[name] += [done[shown, number] for number in numbers if (shown, number) in done]
-            missing.append([number for number in numbers if (shown, number) not in done])
-        drawn: dict[str, list[Sample]] = {name: [] for name in sets}
-        if any(missing):
-            collection = collect(
-                self.policy,
-                self.engine,
-                self.verify,
-                prompts,
-                self.sampling,
-                samples=missing,
-                seed_parts=(self.sample_seed, "evaluation"),
+            for number in range(self.num_samples):
+                if (shown, number) in done:
+                    samples.append((row, done[shown, number]))
+                else:
+                    missing.append((row, number))
+        for start in range(0, len(missing), _ROWS_AT_ONCE):
+            drawn = list(self._draw(prompts, hashes, missing[start : start + _ROWS_AT_ONCE]))
+            for name in dict.fromkeys(sets[row] for row, _ in drawn):
+                if name in self.stores:
+                    self.stores[name].add([sample for row, sample in drawn if sets[row] == name], self.rank)
+            samples += drawn
+        return samples
+
+    def _draw(
+        self, prompts: PromptBatch, hashes: Sequence[str], wanted: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[int, Sample]]:
+        numbers: list[list[int]] = [[] for _ in hashes]
+        for row, number in wanted:
+            numbers[row].append(number)
+        parts = (self.sample_seed, "evaluation")
+        drawn = draw(self.policy, self.engine, prompts, self.sampling, samples=numbers, seed_parts=parts)
+        completions = drawn.completions
+        rows = zip(
+            completions.prompt_index.tolist(),
+            drawn.numbers,
+            drawn.texts,
+            completions.completion_ids.tolist(),
+            completions.completion_mask.sum(1).tolist(),
+            completions.truncated.tolist(),
+            completions.seeds.tolist(),
+            strict=True,
+        )
+        for row, number, text, ids, tokens, truncated, seed in rows:
+            yield (
+                row,
+                Sample(
+                    problem_id=prompts.problem_ids[row],
+                    problem_hash=hashes[row],
+                    sample=number,
+                    tokens=tokens,
+                    truncated=truncated,
+                    seed=seed,
+                    text=text,
+                    completion_ids=ids[:tokens],
+                ),
             )
-            for prompt, sample in zip(collection.prompt_index.tolist(), _samples(collection, hashes), strict=True):
-                drawn[sets[prompt]].append(sample)
-        for name, samples in drawn.items():
-            if samples and name in self.stores:
-                self.stores[name].add(samples, self.rank)
-            self.summary.update(name, known[name] + samples)
+
+    def _count(self, prompts: PromptBatch, samples: Sequence[tuple[int, Sample]]) -> None:
+        tasks = prompts.task_id.tolist()
+        sets = [prompts.task_names[tasks[row]] for row, _ in samples]
+        attempts = [
+            Attempt(
+                prompt=prompts.prompts[row],
+                completion=sample.text or "",
+                completion_ids=tuple(sample.completion_ids or ()),
+                truncated=sample.truncated,
+                max_completion_length=self.sampling.max_completion_length,
+                columns=prompts.columns[row],
+            )
+            for row, sample in samples
+        ]
+        counted: dict[str, list[Sample]] = {name: [] for name in sets}
+        for name, (row, sample), verdict in zip(sets, samples, self.judge(sets, attempts), strict=True):
+            counted[name].append(sample.judged(verdict))
+            place = self._num_batches, row, self.rank, sample.sample
+            self._judged.append(_Judged(*place, name, prompts.problem_ids[row], sample.problem_hash, verdict))
+        for name, of_set in counted.items():
+            self.summary.update(name, of_set)
+        self._num_batches += 1
 
     def finish(self, strategy: Strategy) -> dict[str, dict[str, float]]:
         """Complete the stores and sum up over all processes, by set; a collective call."""
-        everything = sorted(gather_list(strategy, self._shown))  # hence everybody's samples are on disk
-        if self.rank == 0:
+        if self.stores:
+            everything = sorted(gather_list(strategy, self._judged), key=lambda one: one[:4])
             for name, store in self.stores.items():
-                problems = [(one.problem_id, one.problem_hash) for one in everything if one.set_name == name]
-                store.finish(list(dict.fromkeys(problems)), self.num_samples)
+                of_set = [one for one in everything if one.set_name == name]
+                problems = list(dict.fromkeys((one.problem_id, one.problem_hash) for one in of_set))
+                verdicts = {(one.problem_hash, one.number): one.verdict for one in of_set}
+                if self.rank == 0:
+                    store.finish(problems, self.num_samples, verdicts)
         return self.summary.compute()
 
 
-def described(part: Any) -> Any:
-    """What a part is and how it was set, as plain values; functions by their import path.
-
-    Raises:
-        ValueError: The part does not keep its settings as attributes of the same names.
-
-    Example:
-        >>> from lightning_rlvr.verify.exact import ExactVerifier
-        >>> described([ExactVerifier(extract="last_line"), len])
-        [{'class': 'lightning_rlvr.verify.exact.ExactVerifier', 'extract': 'last_line', 'after': None}, 'builtins.len']
-    """
-    if part is None or isinstance(part, (str, int, float)):
-        return part
-    if isinstance(part, Mapping):
-        return {str(name): described(value) for name, value in part.items()}
-    if isinstance(part, (list, tuple)):
-        return [described(value) for value in part]
-    if hasattr(part, "__qualname__"):
-        return f"{part.__module__}.{part.__qualname__}"
-    settings, unknown = settings_of(part)
-    if unknown:
-        raise ValueError(
-            f"{type(part).__name__} must keep its settings as attributes of their names, so that an evaluation knows "
-            f"what it continues, got none called {', '.join(unknown)}; `evaluation.keep` nothing does without"
-        )
-    return {"class": class_path(type(part)), **described(settings)}
-
-
-def _samples(collection: Collection, hashes: Sequence[str]) -> Iterator[Sample]:
-    rollout = collection.rollout
-    rows = zip(
-        collection.prompt_index.tolist(),
-        collection.samples,
-        collection.verdicts,
-        collection.texts,
-        rollout.completion_mask.sum(1).tolist(),
-        rollout.truncated.tolist(),
-        rollout.seeds.tolist(),
-        strict=True,
-    )
-    for prompt, number, verdict, text, tokens, truncated, seed in rows:
-        yield Sample(
-            problem_id=collection.prompts.problem_ids[prompt],
-            problem_hash=hashes[prompt],
-            sample=number,
-            status=verdict.status,
-            reward=verdict.reward,
-            answer=verdict.answer,
-            tokens=tokens,
-            truncated=truncated,
-            seed=seed,
-            text=text,
-            reason=verdict.reason,
-            parts=verdict.parts,
-        )
+def _hashes(prompts: PromptBatch) -> Iterator[str]:
+    """What tells the problems of a batch apart, as the policy is shown them."""
+    ids, mask = prompts.prompt_ids.cpu(), prompts.prompt_mask.cpu()
+    for row, (problem_id, prompt) in enumerate(zip(prompts.problem_ids, prompts.prompts, strict=True)):
+        yield problem_hash(problem_id, prompt, {"prompt_ids": ids[row][mask[row]].tolist()})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lightning_rlvr.functional.random import derive_seed
-from lightning_rlvr.verify.base import Status
+from lightning_rlvr.verify.base import Status, Verdict
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,24 +23,38 @@ class Sample:
 
     problem_id: str
     problem_hash: str
-    """What was shown and how it is scored: another one is another problem, whatever its id."""
+    """What was shown: another one is another problem, whatever its id."""
     sample: int
     """Number of the completion, 0, 1, ..."""
-    status: Status
-    reward: float
-    """NaN = could not be scored (null in the file)."""
-    answer: str | None
-    """As extracted; None where there is none or the verifier extracts none."""
     tokens: int
     """Length, end token included."""
     truncated: bool
     seed: int
-    text: str | None
+    text: str | None = None
     """None = not kept."""
+    completion_ids: Sequence[int] | None = None
+    """As sampled, end token included; None = not kept."""
+    status: Status | None = None
+    """None = not verified yet; then the next fields say nothing."""
+    reward: float = math.nan
+    """NaN = could not be scored (null in the file)."""
+    answer: str | None = None
+    """As extracted; None where there is none or the verifier extracts none."""
     reason: str = ""
     """The rule that decided, or the error."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Of a composed reward, unweighted."""
+
+    def judged(self, verdict: Verdict) -> Sample:
+        """The same completion with what a verifier says of it."""
+        return replace(
+            self,
+            status=verdict.status,
+            reward=verdict.reward,
+            answer=None if verdict.answer is None else str(verdict.answer),
+            reason=str(verdict.reason),
+            parts=verdict.parts,
+        )
 
 
 def schema() -> pa.Schema:
@@ -53,6 +67,7 @@ def schema() -> pa.Schema:
         "float": pa.float64(),
         "bool": pa.bool_(),
         "Status": pa.string(),
+        "Sequence[int]": pa.list_(pa.int32()),
         "Mapping[str, float]": pa.map_(pa.string(), pa.float64()),
     }
     return pa.schema([(item.name, types[str(item.type).removesuffix(" | None")]) for item in fields(Sample)])

@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import Strategy
 
 from lightning_rlvr.checks import require_package
 from lightning_rlvr.evaluation.samples import Sample, from_table, schema, to_table
+from lightning_rlvr.verify.base import Verdict
 
 Key = tuple[str, int]
 """What tells samples apart: hash of the problem, number of the sample."""
@@ -32,6 +33,9 @@ class SampleStore:
     reads it finds the numbers of the table. What was sampled beyond that (more samples of a problem, other problems)
     stays in ``parts/`` for an evaluation that wants it. At no moment is there a sample that no file holds.
 
+    Verdicts are no part of the conditions: whoever takes a sample from here has it judged anew, so that a verifier
+    that was mended, or was down, costs no new sample.
+
     Use ``open``.
     """
 
@@ -41,7 +45,8 @@ class SampleStore:
         self._lock = lock
         self._run = secrets.token_hex(8)
         self._counter = itertools.count()
-        self._done = {_key(sample): sample for file in self._files() for sample in _read(file)}
+        found = (sample for file in self._files() for sample in _read(file) if sample.completion_ids is not None)
+        self._done = {_key(sample): sample for sample in found}
 
     @classmethod
     def open(
@@ -53,7 +58,7 @@ class SampleStore:
             parent: Folder of all stores.
             name: Name of the set; what cannot be part of a folder name becomes ``_``.
             conditions: Plain values: all that a sample depends on, except problem and number.
-            keep_text: Keep completions, not only their verdicts.
+            keep_text: Keep the completions of a finished evaluation, not only their verdicts.
             lock: Keep other processes out. The first rank opens with it; the others, which share the folder, open it
                 afterwards without.
 
@@ -87,22 +92,25 @@ class SampleStore:
 
     @property
     def done(self) -> Mapping[Key, Sample]:
-        """Samples that need not be drawn, by (problem hash, sample number): found when opened, or added since."""
+        """Samples that need not be drawn, by (problem hash, sample number): found when opened, or added since.
+
+        One whose completion was not kept cannot be verified again and is none of them.
+        """
         return MappingProxyType(self._done)
 
     def add(self, samples: Sequence[Sample], rank: int = 0) -> None:
         """Keep new samples; they are on disk when this returns."""
         if samples:
-            kept = samples if self.keep_text else [replace(sample, text=None) for sample in samples]
-            self._add_part(kept, rank)
-            self._done |= {_key(sample): sample for sample in kept}
+            self._add_part(samples, rank)
+            self._done |= {_key(sample): sample for sample in samples}
 
-    def finish(self, problems: Sequence[tuple[str, str]], num_samples: int) -> None:
+    def finish(self, problems: Sequence[tuple[str, str]], num_samples: int, verdicts: Mapping[Key, Verdict]) -> None:
         """Write the result of the evaluation, and unlock the folder; for the first rank, once all have added theirs.
 
         Args:
             problems: Id and hash of every problem, in order.
             num_samples: Samples of each problem.
+            verdicts: What the verifier says of each.
 
         Raises:
             OSError: A sample is missing.
@@ -117,10 +125,13 @@ class SampleStore:
                 f"{len(missing)} of {len(wanted)} samples are missing in {str(self.path)!r}, the first is sample "
                 f"{number} of problem {name!r}: the folder must be on a file system that all processes share"
             )
-        result = [replace(known[key], problem_id=name) for name, key in wanted]
-        others = known.keys() - {key for _, key in wanted}
+        result = [replace(known[key], problem_id=name).judged(verdicts[key]) for name, key in wanted]
+        if not self.keep_text:
+            result = [replace(sample, text=None, completion_ids=None) for sample in result]
+        named = {key for _, key in wanted}
+        others = [one for key, one in known.items() if key not in named and one.completion_ids is not None]
         if others:
-            self._add_part([sample for key, sample in known.items() if key in others], rank=0)
+            self._add_part(others, rank=0)
         _write(self._result, _parquet(result))
         for file in files:
             if file != self._result:
@@ -155,16 +166,13 @@ class SampleStore:
 
 
 def open_stores(
-    strategy: Strategy, parent: Path, conditions: Mapping[str, Mapping[str, Any]], *, keep_text: bool
+    strategy: Strategy, parent: Path, names: Sequence[str], conditions: Mapping[str, Any], *, keep_text: bool
 ) -> dict[str, SampleStore]:
-    """One store for each set, by its conditions; a collective call: the first rank makes and locks the folders."""
+    """One store for each set; a collective call: the first rank makes and locks the folders."""
     first = strategy.is_global_zero
     if not first:
         strategy.barrier()
-    stores = {
-        name: SampleStore.open(parent, name, of_set, keep_text=keep_text, lock=first)
-        for name, of_set in conditions.items()
-    }
+    stores = {name: SampleStore.open(parent, name, conditions, keep_text=keep_text, lock=first) for name in names}
     if first:
         strategy.barrier()
     return stores

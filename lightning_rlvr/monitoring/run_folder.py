@@ -86,9 +86,12 @@ class RunFolder(Callback):
     @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = run_folder(trainer)
-        if trainer.is_global_zero and folder is not None and not (folder / "environment.json").exists():
+        if trainer.is_global_zero and folder is not None and isinstance(pl_module, RLVRModule):
             folder.mkdir(parents=True, exist_ok=True)
-            _write_json(folder / "environment.json", environment())
+            data, command = pl_module.datamodule, "test" if trainer.testing else "validate"
+            _write_json(folder / f"environment.{command}.json", environment() | {"data_hash": data.data_hash})
+            chosen = {"data_hash": data.data_hash, "cleaning": data.cleaning, "ids": data.problem_ids}
+            _write_json(folder / f"problems.{command}.json", chosen)
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -97,7 +100,7 @@ class RunFolder(Callback):
 
     @override
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if isinstance(pl_module, RLVRModule) and trainer.is_global_zero:
+        if isinstance(pl_module, RLVRModule) and pl_module.results and trainer.is_global_zero:
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
                     table, step = markdown(pl_module.results), pl_module.evaluator.conditions["step"]

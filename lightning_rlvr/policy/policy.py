@@ -6,6 +6,7 @@ import copy
 import functools
 import hashlib
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,10 +49,6 @@ class Head(NamedTuple):
 
     scale: float
     softcap: float | None
-
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Element size in bytes -> how to look at the same memory as whole numbers, whose sum does not depend on its order."""
 
 
 class Policy(nn.Module):
@@ -285,17 +282,18 @@ class Policy(nn.Module):
 
     @property
     def digest(self) -> str:
-        """A fingerprint of all weights: the sum of each tensor's bits, which is fast and the same on any device.
+        """A fingerprint of all that the log-probs follow from: weights, and the configs of model and adapter.
 
-        Those of a new adapter that changes nothing yet do not count.
+        A new adapter that changes nothing yet does not count.
         """
         state = dict(self.model.named_parameters())
         untrained = self._adapter_is_new and not any(value.any() for name, value in state.items() if "lora_B" in name)
-        digest = hashlib.sha256()
+        adapters = [] if self._peft is None or untrained else list(self._peft.peft_config.values())
+        digest = hashlib.sha256("".join(map(_config_text, (self._plain.config, *adapters))).encode())
         for name, value in state.items():
             if not (untrained and ".lora_" in name):
-                bits = value.detach().view(_BITS[value.element_size()])
-                digest.update(f"{name} {list(value.shape)} {bits.sum(dtype=torch.int64)}".encode())
+                digest.update(f"{name} {list(value.shape)} {value.dtype}".encode())
+                digest.update(value.detach().contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 
     @torch.no_grad()
@@ -332,6 +330,13 @@ class Policy(nn.Module):
                     plain.generation_config = self._published_generation_config
                     plain.save_pretrained(new)
             self.tokenizer.save_pretrained(new)
+
+
+def _config_text(config: Any) -> str:
+    """A config of transformers or peft, without what says where it comes from."""
+    origin = {"transformers_version", "peft_version", "base_model_name_or_path", "revision", "inference_mode"}
+    settings = {k: v for k, v in config.to_dict().items() if not k.startswith("_") and k not in origin}
+    return json.dumps(settings, sort_keys=True, default=lambda v: sorted(v) if isinstance(v, set) else str(v))
 
 
 def plain_copy(model: PreTrainedModel) -> PreTrainedModel:

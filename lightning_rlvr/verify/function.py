@@ -34,8 +34,8 @@ class FunctionVerifier(Verifier):
         function: The function, or its import path such as `my_package.rewards.length`.
 
     Raises:
-        ValueError: The path leads to nothing callable; on verifying: the function raised, or returned anything but one
-            finite number or None for each completion.
+        ValueError: The path leads to nothing callable or its module raised, or Python cannot tell the arguments of the
+            function; on verifying: it raised, or returned anything but one finite number or None for each completion.
 
     Example:
         >>> def short(completions, **columns):
@@ -53,7 +53,10 @@ class FunctionVerifier(Verifier):
         if not callable(self.function):
             raise ValueError(f"`function` must be callable or an import path of a callable, got {function!r}")
         self.name = getattr(self.function, "__qualname__", repr(self.function))
-        parameters = inspect.signature(self.function).parameters
+        try:
+            parameters = inspect.signature(self.function).parameters
+        except ValueError as error:  # some callables of C have no signature
+            raise ValueError(f"`function` must have named arguments, got {function!r} ({error})") from error
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         self._named = None if takes_all else frozenset(parameters)
 
@@ -99,7 +102,7 @@ class FunctionVerifier(Verifier):
         try:
             value = math.nan if reward is None else float(reward)
             number = not isinstance(reward, (str, bytes)) and not math.isinf(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = False
         if not number:
             raise ValueError(
@@ -125,5 +128,6 @@ async def _awaited(rewards: Awaitable[Any]) -> Any:
 def _resolve(path: str) -> Any:
     try:
         return pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"`function` must be an import path of a callable, got {path!r} ({error})") from error
+    except Exception as error:  # a module raises what it likes
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"`function` must be an import path of a callable, got {path!r} ({reason})") from error

@@ -25,7 +25,9 @@ class MathVerifier(AnswerVerifier):
     README.md lists the rules of extraction and equality; the reason of a verdict says which ones decided.
 
     Args:
-        time_limit: Seconds for each comparison; beyond it the verdict is `timeout`, which has no score.
+        time_limit: Seconds for each comparison, of real time, so that the time of a step is bounded however busy the
+            machine is; beyond it the verdict is `timeout`, which has no score. A gold that takes longer when data are
+            loaded is asked again, with nothing beside it, before it is called a data error.
         extract: Where the final answer is; `boxed`: in the last ``\boxed{}``, else in the last ``Answer:`` line.
 
     Raises:
@@ -64,9 +66,10 @@ class MathVerifier(AnswerVerifier):
             self._self_comparisons(columns) if complaint is None else []
             for columns, complaint in zip(rows, complaints, strict=True)
         ]
+        outcomes = self._outcomes(asked, again_alone=True)
         return [
-            complaint or self._gold_complaint(items, outcomes)
-            for complaint, items, outcomes in zip(complaints, asked, self._outcomes(asked), strict=True)
+            complaint or self._gold_complaint(items, of_row)
+            for complaint, items, of_row in zip(complaints, asked, outcomes, strict=True)
         ]
 
     def _self_comparisons(self, columns: Mapping[str, Any]) -> list[Comparison]:
@@ -75,21 +78,29 @@ class MathVerifier(AnswerVerifier):
 
     def _gold_complaint(self, asked: Sequence[Comparison], outcomes: Sequence[Ruling | Failure]) -> str | None:
         for item, outcome in zip(asked, outcomes, strict=True):
-            if isinstance(outcome, Failure) and outcome.status == "timeout":
+            if _timed_out(outcome):
                 return f"`answer` {item.gold!r} does not parse within {self.time_limit:g} s"
             if isinstance(outcome, Failure) or (not outcome.equal and item.answer == item.gold):
                 return f"`answer` {item.gold!r} does not parse ({outcome.reason})"
         return None
 
-    def _outcomes(self, asked: Sequence[Sequence[Comparison]]) -> list[list[Ruling | Failure]]:
-        """The outcome of each comparison, each distinct one made once."""
+    def _outcomes(
+        self, asked: Sequence[Sequence[Comparison]], again_alone: bool = False
+    ) -> list[list[Ruling | Failure]]:
+        """The outcome of each comparison, each distinct one made once; if it ran out of time, perhaps once more."""
         distinct = list(dict.fromkeys(chain.from_iterable(asked)))
         outcomes = dict(zip(distinct, run(compare, distinct, time_limit=self.time_limit), strict=True))
+        late = [item for item in distinct if again_alone and _timed_out(outcomes[item])]
+        outcomes |= {item: run(compare, [item], time_limit=self.time_limit)[0] for item in late}
         return [[outcomes[item] for item in items] for items in asked]
 
     def _comparisons(self, columns: Mapping[str, Any], answer: str) -> list[Comparison]:
         """One for each gold answer that the row allows."""
         return [Comparison(gold=gold, answer=answer, atol=tolerance_of(columns)) for gold in golds_of(columns)]
+
+
+def _timed_out(outcome: Ruling | Failure) -> bool:
+    return isinstance(outcome, Failure) and outcome.status == "timeout"
 
 
 def tolerance_of(columns: Mapping[str, Any]) -> float | None:

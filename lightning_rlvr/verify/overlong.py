@@ -50,7 +50,7 @@ class OverlongVerifier(Verifier):
     """
 
     def __init__(self, buffer: float = 0.2) -> None:
-        fit = 0 < buffer < 1 or (buffer >= 1 and buffer % 1 == 0)
+        fit = not isinstance(buffer, bool) and (0 < buffer < 1 or (buffer >= 1 and buffer % 1 == 0))
         require(fit, "buffer", "a share below 1 or a whole number of tokens", buffer)
         self.buffer = buffer
 

@@ -9,6 +9,7 @@ socket closes, because the caller exits, is killed or loses patience, the server
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -63,8 +65,8 @@ def run(function: Callable[[Item], Result], items: Sequence[Item], *, time_limit
         time_limit: Seconds for each call, counted from when a worker starts on it.
 
     Raises:
-        ValueError: ``time_limit`` is not positive and finite, ``function`` cannot be imported by the server, or items
-            or results do not pickle.
+        ValueError: ``time_limit`` is not positive and finite, ``function`` cannot be imported by the server, items or
+            results do not pickle, or no process can be started (a limit on open files or on processes).
 
     Example:
         >>> from math import sqrt
@@ -88,12 +90,14 @@ def run(function: Callable[[Item], Result], items: Sequence[Item], *, time_limit
 
 class _Server:
     def __init__(self) -> None:
-        self.connection, theirs = multiprocessing.Pipe()
+        self.connection, theirs = _channel()
+        stderr = _standard_error()
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-W", "ignore", "-m", __name__, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what libraries print has no place in the caller's output
+                stdout=stderr,  # what libraries print has no place in the caller's output
+                stderr=stderr,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(_path())},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -104,6 +108,23 @@ class _Server:
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def _channel() -> tuple[Connection, Connection]:
+    """Two connected ends, neither in the place of a standard stream that the caller has closed."""
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        copies = [Connection(fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)) for end in (ours, theirs)]
+    return copies[0], copies[1]
+
+
+def _standard_error() -> int:
+    """That of the caller; where it started without one, or closed it, the descriptor may be any file of its own."""
+    try:
+        os.fstat(2)
+    except OSError:
+        return subprocess.DEVNULL
+    return subprocess.DEVNULL if sys.__stderr__ is None else 2
 
 
 _server: _Server | None = None
@@ -124,7 +145,10 @@ def _ask(request: bytes) -> Any:
     global _server
     with _lock:
         for _ in range(2):
-            server = _server = _server or _Server()
+            try:
+                server = _server = _server or _Server()
+            except OSError as error:
+                raise ValueError(_not_started(error)) from error
             try:
                 server.connection.send_bytes(request)
                 return server.connection.recv()
@@ -162,7 +186,11 @@ def _serve(parent: Connection) -> None:
                 pool.join()
                 pool = _new_pool(parent)
                 warm.add(module)
-            calls = [pool.schedule(_call, (function, item, time_limit), timeout=time_limit) for item in items]
+            try:
+                calls = [pool.schedule(_call, (function, item, time_limit), timeout=time_limit) for item in items]
+            except (OSError, BrokenProcessPool) as error:
+                parent.send(_not_started(error.__cause__ or error))
+                return
             outcomes = [_outcome(call, time_limit) for call in calls]
             parent.send(next((outcome for outcome in outcomes if isinstance(outcome, str)), outcomes))
     finally:
@@ -224,6 +252,10 @@ def _outcome(call: Future[bytes | Failure | str], time_limit: float) -> bytes | 
         if not call.done():
             raise  # a worker died in pebble's lock: only a new server helps
     return Failure(status="timeout", reason=f"no result within {time_limit:g} s")
+
+
+def _not_started(error: BaseException) -> str:
+    return f"the worker processes of the verifier cannot be started ({_line(error)})"
 
 
 def _line(error: BaseException) -> str:

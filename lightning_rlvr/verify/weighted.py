@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from typing_extensions import override
@@ -23,11 +26,12 @@ class WeightedVerifier(Verifier):
     Args:
         verifiers: Verifiers or their short names.
         weights: One finite number for each; by default 1.
-        names: How the parts are called in logs; by default the short names (the class name where there is none), with
+        names: How the parts are called in logs: letters, digits, `_`, `-` and `.`; by default the short names (the class name where there is none), with
             numbers added where two are the same.
 
     Raises:
-        ValueError: No verifier, not one finite weight or name for each verifier, or names that are not different.
+        ValueError: No verifier, not one finite weight or name for each verifier, or names that are not different or
+            hold other characters.
 
     Example:
         >>> from lightning_rlvr.verify.overlong import OverlongVerifier
@@ -51,11 +55,11 @@ class WeightedVerifier(Verifier):
         self.verifiers = [VERIFIERS.build(verifier) for verifier in verifiers]
         count = len(self.verifiers)
         self.weights = [1.0] * count if weights is None else list(weights)
-        fit = len(self.weights) == count and all(map(math.isfinite, self.weights))
+        fit = len(self.weights) == count and all(map(_is_finite, self.weights))
         require(fit, "weights", f"{count} finite numbers, one for each verifier", weights)
         self.part_names = tuple(_distinct([_name(one) for one in self.verifiers]) if names is None else names)
-        fit = len(self.part_names) == len(set(self.part_names)) == count and all(self.part_names)
-        require(fit, "names", f"{count} different names, one for each verifier", names)
+        fit = len(self.part_names) == len(set(self.part_names)) == count and all(map(_is_tag, self.part_names))
+        require(fit, "names", f"{count} different names of letters, digits, _, - and ., one for each verifier", names)
 
     @override
     def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:
@@ -84,6 +88,14 @@ class WeightedVerifier(Verifier):
             reason=" | ".join(reasons),
             parts={name: verdict.reward for name, verdict in zip(self.part_names, verdicts, strict=True)},
         )
+
+
+def _is_finite(weight: object) -> bool:
+    return isinstance(weight, Real) and not isinstance(weight, bool) and bool(abs(weight) <= sys.float_info.max)
+
+
+def _is_tag(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"[\w.-]+", name, re.ASCII) is not None
 
 
 def _name(verifier: Verifier) -> str:

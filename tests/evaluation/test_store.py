@@ -17,6 +17,7 @@ import torch
 from lightning_rlvr.evaluation import store as module
 from lightning_rlvr.evaluation.samples import from_table, to_table, votes
 from lightning_rlvr.evaluation.store import SampleStore
+from lightning_rlvr.verify.base import Verdict
 
 CONDITIONS = {"temperature": 1.0, "stop_ids": [2, 0], "verifier": {"class": "exact", "after": None}}
 
@@ -31,9 +32,14 @@ def result_of(store):
     ]
 
 
+def finish(store, problems, num_samples):
+    keys = [(shown, number) for _, shown in problems for number in range(num_samples)]
+    store.finish(problems, num_samples, dict.fromkeys(keys, Verdict(status="correct", reward=1.0, answer="1")))
+
+
 def finished(store, *evaluation):
     """The samples of the result."""
-    store.finish(*evaluation)
+    finish(store, *evaluation)
     return from_table(pq.read_table(store.path / "per_problem.parquet"))
 
 
@@ -124,10 +130,10 @@ def test_a_smaller_evaluation_holds_its_own_samples_and_destroys_none(opened, ma
     everything = [make_sample(name, number) for name in "abc" for number in range(4)]
     store = opened()
     store.add(everything)
-    store.finish(problems(*"abc"), 4)
+    finish(store, problems(*"abc"), 4)
     for _ in range(2):
         store = opened()
-        store.finish(problems("c"), 2)
+        finish(store, problems("c"), 2)
         assert result_of(store) == [("c", 0), ("c", 1)]
     store = opened()
     assert len(store.done) == 12
@@ -141,7 +147,7 @@ def test_stopping_anywhere_in_finish_loses_nothing(opened, make_sample, monkeypa
     before = opened()
     before.add([make_sample("a", number) for number in range(1, 4)])
     before.add([make_sample("b", number) for number in range(2)])
-    before.finish(problems("b"), 2)
+    finish(before, problems("b"), 2)
     before.add([make_sample("a", 0)])
     write, count = module._write, iter(range(writes))
 
@@ -152,7 +158,7 @@ def test_stopping_anywhere_in_finish_loses_nothing(opened, make_sample, monkeypa
 
     monkeypatch.setattr(module, "_write", failing)
     with pytest.raises(KeyboardInterrupt):
-        opened().finish(problems("a"), num_samples)
+        finish(opened(), problems("a"), num_samples)
     monkeypatch.undo()
     assert len(opened().done) == 6
     assert finished(opened(), problems("a"), 4)[3] == make_sample("a", 3)
@@ -163,6 +169,7 @@ def test_a_killed_process_loses_no_sample_that_it_added_and_leaves_the_folder_op
 from pathlib import Path
 from conftest import make_sample
 from lightning_rlvr.evaluation.store import SampleStore
+from lightning_rlvr.verify.base import Verdict
 store = SampleStore.open(Path({str(tmp_path)!r}), "set", {CONDITIONS!r})
 for number in range(10**9):
     store.add([make_sample("a", number, text="x" * 10_000)])
@@ -187,7 +194,7 @@ def test_unfinished_files_are_no_samples_and_go_away(opened, make_sample):
     (store.path / "parts" / "0000-x-000000.unfinished").write_bytes(b"PAR1")
     store = opened()
     assert len(store.done) == 1
-    store.finish(problems("a"), 1)
+    finish(store, problems("a"), 1)
     assert not (store.path / "parts").exists()
 
 
@@ -251,7 +258,7 @@ def test_a_second_evaluation_into_the_same_folder_is_refused_until_the_first_end
         SampleStore.open(tmp_path, "set", CONDITIONS)
     SampleStore.open(tmp_path, "set", {}).close()
     SampleStore.open(tmp_path, "set", CONDITIONS, lock=False).add([make_sample("a")], rank=1)
-    store.finish(problems("a"), 1)
+    finish(store, problems("a"), 1)
     SampleStore.open(tmp_path, "set", CONDITIONS).close()
 
 
@@ -264,7 +271,7 @@ def test_a_missing_sample_is_named(opened, make_sample):
     store = opened()
     store.add([make_sample("a", 0), make_sample("b", 0), make_sample("b", 1)])
     with pytest.raises(FileNotFoundError, match=r"1 of 4 samples are missing in .* sample 1 of problem 'a': .* share"):
-        store.finish(problems("a", "b"), 2)
+        finish(store, problems("a", "b"), 2)
     assert len(opened().done) == 3
 
 
@@ -272,7 +279,7 @@ def test_a_changed_problem_is_another_problem_under_whatever_id(opened, make_sam
     store = opened()
     store.add([make_sample("a", problem_hash="old"), make_sample("b")])
     with pytest.raises(FileNotFoundError, match="sample 0 of problem 'a'"):
-        store.finish([("a", "new")], 1)
+        finish(store, [("a", "new")], 1)
     assert finished(store, [("now c", "hash of b")], 1)[0].problem_id == "now c"
 
 
@@ -318,10 +325,22 @@ def test_a_table_of_something_else_is_no_sample(opened, make_sample):
         opened()
 
 
-def test_texts_are_kept_only_if_asked_for(opened, make_sample):
+def test_texts_are_kept_of_a_finished_evaluation_only_if_asked_for(opened, make_sample):
+    opened(keep_text=False).add([make_sample("a"), make_sample("b")])
     store = opened(keep_text=False)
-    store.add([make_sample("a")])
-    assert [sample.text for sample in opened().done.values()] == [None]
+    assert [sample.text for sample in store.done.values()] == ["text", "text"], "to go on, they are needed"
+    assert [(sample.text, sample.completion_ids) for sample in finished(store, problems("a"), 1)] == [(None, None)]
+    assert list(opened().done) == [("hash of b", 0)], "what cannot be verified again is drawn again"
+
+
+def test_verdicts_of_the_last_evaluation_are_what_the_file_says(opened, make_sample):
+    store = opened()
+    store.add([make_sample("a", status=None)])
+    down = Verdict(status="timeout", reward=math.nan, answer="1", reason="no result")
+    store.finish(problems("a"), 1, {("hash of a", 0): down})
+    (found,) = from_table(pq.read_table(store.path / "per_problem.parquet"))
+    assert (found.status, found.reason, math.isnan(found.reward)) == ("timeout", "no result", True)
+    assert finished(opened(), problems("a"), 1)[0].status == "correct"
 
 
 def test_pyarrow_is_asked_for_at_once(tmp_path, monkeypatch):

@@ -5,7 +5,9 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from lightning_rlvr.policy.loading import load_policy, load_tokenizer
 from lightning_rlvr.policy.policy import Policy, probe_head
+from lightning_rlvr.policy.settings import LoraSettings, PolicySettings
 from lightning_rlvr.policy.tiny import build_tokenizer
 
 ALL_KINDS = ["llama", "qwen3", "gpt2", "granite", "cohere2", "gemma2"]
@@ -309,3 +311,25 @@ def test_probe_refuses_logits_that_it_cannot_explain(make_policy):
     model.register_forward_hook(lambda module, args, output: setattr(output, "logits", output.logits**2))
     with pytest.raises(ValueError, match="the logits of LlamaForCausalLM must be its LM head applied"):
         Policy(model, build_tokenizer())
+
+
+def test_digest_tells_policies_apart_by_whatever_their_outputs_follow_from():
+    def digest(change=lambda policy: None, **lora):
+        settings = PolicySettings(name_or_path="tiny_untrained", lora=LoraSettings(**lora) if lora else None)
+        policy = load_policy(settings, load_tokenizer(settings))
+        with torch.no_grad():
+            change(policy)
+        return policy.digest
+
+    def trained(policy):
+        next(weight for name, weight in policy.named_trainable() if "lora_B" in name).fill_(1e-3)
+
+    def turned(policy):
+        weight = policy.trainable_weights[1]
+        weight.copy_(weight.flip(0))
+
+    assert digest() == digest()
+    assert digest(turned) != digest()
+    assert digest(lambda policy: setattr(policy.model.config, "rope_parameters", {"rope_theta": 10.0})) != digest()
+    assert digest(rank=2) == digest(rank=2, alpha=64) == digest(rank=4), "a new adapter changes nothing yet"
+    assert len({digest(trained, rank=2), digest(trained, rank=2, alpha=64), digest(rank=2)}) == 3
