@@ -40,7 +40,8 @@ completion was cut off) and `completion_ids` count too, and any other reaches th
 of these names, and a composed reward with its `parts`; a row whose gold cannot be read has the status error. A last
 line on standard error counts the statuses.
 """
-_ROWS_AT_ONCE = 256
+_BATCHES = 16, 256
+"""Rows of the first batch and at most, doubling between: there is output soon, and what was judged outlives Ctrl-C."""
 
 
 class _Formatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -117,7 +118,9 @@ def _text(value: object) -> str:
 def _judge_file(verifier: Verifier, file: Path) -> None:
     counts: Counter[str] = Counter()
     rows = _rows(file)
-    while batch := list(islice(rows, _ROWS_AT_ONCE)):
+    size, most = _BATCHES
+    while batch := list(islice(rows, size)):
+        size = min(2 * size, most)
         verdicts = _judged(verifier, [_attempt(row) for row in batch])
         counts.update(verdict.status for verdict in verdicts)
         records = [row | _recorded(verdict) for row, verdict in zip(batch, verdicts, strict=True)]

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -17,6 +18,12 @@ from lightning_rlvr.verify.base import STATUSES, VERIFIERS
 
 def half_of_it(completions, gold, **columns):
     return [0.5 if text == answer else None for text, answer in zip(completions, gold, strict=True)]
+
+
+def interrupted_at_60(gold, **columns):
+    if 60 in gold:
+        signal.raise_signal(signal.SIGINT)
+    return [1.0] * len(gold)
 
 
 def length(completion_ids, **columns):
@@ -209,11 +216,21 @@ def test_parts_are_written_and_all_of_it_is_json(capsys, tmp_path):
 
 
 def test_rows_are_streamed_in_batches(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rlvr.verify_command._ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("lightning_rlvr.verify_command._BATCHES", (2, 2))
     file = write(tmp_path, *[{"gold": i, "pred": f"Answer: {i}"} for i in range(3)], "oops", "")
     with pytest.raises(SystemExit, match=r"line 4 of .* is not JSON"):
         main(["verify", "--verifier=exact", str(file)])
     assert len(capsys.readouterr().out.splitlines()) == 2, "whole batches before the bad line"
+
+
+def test_what_was_judged_before_an_interruption_is_written(capsys, tmp_path):
+    file = write(tmp_path, *[{"gold": i, "pred": "x"} for i in range(100)])
+    with pytest.raises(SystemExit) as end:
+        main(["verify", "--verifier=function", f"--verifier.function={__name__}.interrupted_at_60", str(file)])
+    assert end.value.code == 130
+    shown = capsys.readouterr()
+    assert [json.loads(line)["gold"] for line in shown.out.splitlines()] == list(range(16 + 32))
+    assert shown.err == ""
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from typing_extensions import override
@@ -18,9 +19,10 @@ Extract = Literal["boxed", "last_line", "last_number", "all"]
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>-?\d[\d.,/]*|[A-Z]\b))")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_JOINT = re.compile(r"[\s$]*(?:,|or|and|,\s*(?:or|and))[\s$]*", re.IGNORECASE)
+_MARKUP = r"(?:[\s$*}]|\\[()\[\]]|\\(?:text(?:rm|bf|it)?|mathrm|mbox)\s*\{)*"
+_JOINT = re.compile(rf"{_MARKUP}(?:(?:[,;/&]|or|and|\\q?quad|\\lor|\\vee|\\[\\ ,;]){_MARKUP})+", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\d.)])-?\d+(?:,\d{3})*(?:\.\d+)?|\d+(?:,\d{3})*(?:\.\d+)?")
-_ANSWER_LINE = re.compile(r"\banswer[ \t*_]*:", re.IGNORECASE)
+_ANSWER_LINE = re.compile(r"\banswer[ \t*_]*:[\s*_`]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +36,9 @@ class Extraction:
 def extract(completion: str, where: Extract, *, truncated: bool) -> Extraction:
     r"""The final answer after any ``</think>``.
 
-    ``boxed``: the last ``\boxed{}`` or ``\fbox{}``, else the last ``Answer:`` line. Boxes joined by nothing but a
-    comma, "or" or "and" are one answer with several parts, so that listing the options is not a way to be right.
+    ``boxed``: the last ``\boxed{}`` or ``\fbox{}``, else what follows the last ``Answer:`` on its line or, if that is
+    all of it, the next. Boxes joined by nothing but commas, slashes, "or", "and" and the like, and markup, are one
+    answer with several parts, so that listing the options is not a way to be right.
     ``last_line``: the last line that is not blank. ``last_number``: the last number, thousands commas dropped; a minus
     sign between two numbers is an operator. ``all``: the whole completion, reasoning included.
 
@@ -111,7 +114,7 @@ def gold_complaint(columns: Mapping[str, Any]) -> str | None:
         return f"`columns` must hold 'answer', got {', '.join(columns) or 'none'}"
     gold = gold_of(columns)
     for one in gold if isinstance(gold, (list, tuple)) else (gold,):
-        if not isinstance(one, (str, int, float)) or (isinstance(one, float) and not math.isfinite(one)):
+        if not isinstance(one, (str, Integral)) and not (isinstance(one, Real) and math.isfinite(one)):
             return f"`answer` must be text or a finite number, or a list of such, got {gold!r}"
     return None if golds_of(columns) and all(golds_of(columns)) else "`answer` is empty"
 
@@ -119,7 +122,8 @@ def gold_complaint(columns: Mapping[str, Any]) -> str | None:
 class AnswerVerifier(Verifier):
     r"""Reads the final answer of a completion and leaves to ``judge`` what to make of it.
 
-    A completion without one gets ``no_answer``, and every reason begins with the rule that found it.
+    A completion without one gets ``no_answer``, an answer to a row that is unsound ``error``, and every reason begins
+    with the rule that found the answer.
 
     Args:
         extract: Where the final answer is; `boxed`: in the last ``\boxed{}``, else in the last ``Answer:`` line.
@@ -150,11 +154,22 @@ class AnswerVerifier(Verifier):
         """The final answer of one attempt."""
         return extract(attempt.completion, self.extract, truncated=attempt.truncated)
 
+    def complaint(self, columns: Mapping[str, Any]) -> str | None:
+        """What is wrong with a row that may never have been checked, or None; asked before each judgement."""
+        return self.check_columns(columns)
+
     @override
     def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:
         found = [self.extraction(attempt) for attempt in attempts]
         answered = {row: (one.answer, attempts[row]) for row, one in enumerate(found) if one.answer is not None}
-        judged = dict(zip(answered, self.judge(list(answered.values())), strict=True))
+        complaints = {row: self.complaint(attempt.columns) for row, (_, attempt) in answered.items()}
+        sound = [row for row in answered if complaints[row] is None]
+        judged = {
+            row: Verdict(status="error", reward=math.nan, reason=complaint)
+            for row, complaint in complaints.items()
+            if complaint is not None
+        }
+        judged |= zip(sound, self.judge([answered[row] for row in sound]), strict=True)
         return [
             replace(judged[row], answer=one.answer, reason="; ".join(filter(None, (one.rule, judged[row].reason))))
             if row in judged
@@ -215,5 +230,5 @@ def _last_answer_line(text: str, *, truncated: bool) -> Extraction:
     line, newline, _ = text[starts[-1] :].partition("\n")
     if truncated and not newline:
         return Extraction(answer=None, rule="truncated inside the Answer: line")
-    answer = line.partition("</answer>")[0].strip().rstrip(".").strip("*_$ \t")
+    answer = line.partition("</answer>")[0].strip().rstrip(".").strip("*_$` \t")
     return Extraction(answer=answer or None, rule="last Answer: line" if answer else "empty Answer: line")

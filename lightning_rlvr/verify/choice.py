@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from string import ascii_uppercase
 from typing import Any
 
@@ -18,7 +19,10 @@ _SPACE = re.compile(r"\\[ ,;:!]|\\q?quad(?![a-z])|\\[()]|[~$*\s]")
 _LETTER = re.compile(
     r"(?:(?:option|choice|answer)\s*:?\s+)?[(\[{]?\s*([A-Z])\s*(?:[)\]}.:]+\s*(.*))?", re.IGNORECASE | re.DOTALL
 )
-_OTHER_LETTER = re.compile(r"\b[A-Z]\b")
+_OTHER_LETTER = re.compile(  # a lower-case one may be an article or a variable
+    r"\b[A-Z]\b|(?<!\w)\([a-h]\)|(?<![\w(])[a-h]\)|(?:\b(?:or|and)\b|[,;/&])\s*[a-h]\b(?!\s*[\w(])"
+)
+_JOINT = re.compile(r"\s*(?:[,;/]|\b(?:or|and)\b)\s*")
 
 
 @VERIFIERS.register("choice")
@@ -91,15 +95,16 @@ def chosen_letter(answer: str, choices: Sequence[str] = ()) -> str | None:
     equal = _with_text(text, choices)
     if equal or letter not in letters:
         return equal[0] if len(equal) == 1 else None
-    of_rest = _with_text(rest, choices)
-    alone = not of_rest and not _OTHER_LETTER.search(rest)
-    return letter if alone or letter in of_rest else None
+    if of_rest := _with_text(rest, choices):
+        return letter if letter in of_rest else None
+    others = {other for part in _JOINT.split(rest) for other in _with_text(part, choices)} - {letter}
+    return None if others or _OTHER_LETTER.search(rest) else letter
 
 
 def _gold(columns: Mapping[str, Any]) -> str:
     gold, choices, text = gold_of(columns), _choices(columns), ", ".join(golds_of(columns))
-    if isinstance(gold, int) and not isinstance(gold, bool):
-        named = list(ascii_uppercase[gold : gold + 1]) if 0 <= gold < len(choices) else []
+    if isinstance(gold, Integral) and not isinstance(gold, bool):
+        named = [ascii_uppercase[int(gold)]] if 0 <= int(gold) < min(len(choices), 26) else []
     else:
         named = list(filter(None, [chosen_letter(text, choices)]))
     found = sorted({*named, *_with_text(_plain(text), choices)})

@@ -6,9 +6,12 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from itertools import accumulate, chain
 from typing import Any
+
+_Same = Callable[[str, str], bool]
+_List = tuple[str, list[str]]
 
 _MAX_LENGTH = 2000
 """Characters of an answer that are worth reading, if its gold is not long itself."""
@@ -32,50 +35,108 @@ _SYMBOLS = str.maketrans(
         "\N{GREATER-THAN OR EQUAL TO}": r"\ge ",
         "\N{UNION}": r"\cup ",
         "\N{DEGREE SIGN}": r"^\circ ",
+        "\N{EMPTY SET}": r"\emptyset ",
+        "\N{EURO SIGN}": " ",
+        "\N{VULGAR FRACTION ONE HALF}": r"\frac{1}{2}",
+        "\N{VULGAR FRACTION ONE QUARTER}": r"\frac{1}{4}",
+        "\N{VULGAR FRACTION THREE QUARTERS}": r"\frac{3}{4}",
         "\N{SUPERSCRIPT TWO}": "^2",
         "\N{SUPERSCRIPT THREE}": "^3",
     }
 )
+_TEXT = r"\\(?:text(?:rm|bf|it)?|mathrm|mbox)\s*\{"
+_NAMES = {
+    "langle": "(", "rangle": ")", "lbrace": r"\\{", "rbrace": r"\\}", "varnothing": r"\\emptyset ",
+    "degree": r"^\\circ ",
+}  # fmt: skip
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SPELLINGS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        # delimiters of mathematics, which also stand between parts; the dollar as a unit; sizes of brackets; spaces
+        *((rf"\\{name}(?![a-zA-Z])", meaning) for name, meaning in _NAMES.items()),
+        # delimiters of mathematics, which also stand between parts; the dollar as a unit; sizes of brackets; colours
         (r"(?<!\\)\\?\$|(?<!\\)\\[()\[\]]", " "),
         (r"\\[bB]igg?[lrm]?(?![a-zA-Z])", ""),
+        (r"\\(?:text)?color\s*\{[^{}]*\}|\\underline(?![a-zA-Z])|\\[hv]?phantom\s*\{[^{}]*\}", ""),
+        # one number each, read as several or not at all: 12\,500, 12\ 500 and 12{,}500; 6. and -3./2; 2 3/4; 4.5e33;
+        # 1.5 x 10^8; 5 million
+        (r"(?<=\d)(?:\{,\}|,?\\[,!]|\\ (?!\d+/))\s*(?=\d{3}(?!\d))", ""),
         (r"\\q?quad(?![a-zA-Z])|(?<!\\)\\[ ;:]|~", " "),
-        # one number each, read as several or not at all: 12\,500 and 12{,}500; 6. and -3./2; 2 3/4; 4.5e33
-        (r"(?<=\d)(?:\{,\}|,?\\[,!])\s*(?=\d{3}(?!\d))", ""),
         (r"(?<=\d)\.(?=\s*(?:[-+*/^,;)}]|$))", ""),
         (r"(?<![\w./^])(\d+)\s+(\d+)/(\d+)(?![\d./])", r"\1\\frac{\2}{\3}"),
         (r"(?<![\w\\.])(\d+\.?\d*|\.\d+)[eE]([-+]?\d+)(?![\w.])", r"\1 \\cdot 10^{\2}"),
+        (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
+        *(
+            (rf"(?<=[\d}}])((?:\\,|\s)*(?:{_TEXT})?\s*){scale}s?(?![a-zA-Z])", rf" \\cdot {number}\1")
+            for scale, number in _SCALES.items()
+        ),
         # constants and functions that are taken for words: an upright e or i; pi, sqrt(3) and np.sin without backslash
         (r"\\(?:mathrm|text|textrm)\{([ei])\}", r"\1"),
         (r"\\?sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"(?<![\\a-zA-Z])(?:np\.|math\.)?(pi|sqrt|(?:arc)?(?:sin|cos|tan)|ln|log|exp)(?![a-zA-Z])", r"\\\1"),
-        # what the parser gives up on: an index and no braces; a name below that is an operator elsewhere
+        (r"(?<![\\a-zA-Z])(?:np\.|math\.)?(pi|sqrt|(?:arc)?(?:sin|cos|tan)h?|ln|log|exp)(?![a-zA-Z])", r"\\\1"),
+        # what the parser gives up on: an index and no braces; a name below that is an operator elsewhere; and primes,
+        # which it does not see
         (r"(\\sqrt\[[^\]]*\])\s*(\w)", r"\1{\2}"),
         (r"_\{?\\(max|min|odot|oplus)(?![a-zA-Z])\s*\}?", r"_{\1}"),
-        # words around the answer: the variable of an interval; what the letters mean; the brackets of a choice
+        (r"(?<=[a-zA-Z])''(?!['a-zA-Z])", "_{pp}"),
+        (r"(?<=[a-zA-Z])'(?!['a-zA-Z])", "_{p}"),
+        # intervals as ]0, 1[ and as {x : 0 < x < 1}
+        (r"^(\s*(?:\\left\s*)?)\](?=[^\[\]]*[\[\])]\s*$)", r"\1("),
+        (r"^(\s*(?:\\left\s*)?[\[(][^\[\]]*)\[\s*$", r"\1)"),
+        (
+            r"^\s*(?:\\left)?\\\{\s*[a-zA-Z]\s*(?::|\||\\mid(?![a-zA-Z]))([^{},;]*[<>\\][^{},;]*?)(?:\\right\s*)?\\\}\s*$",
+            r"\1",
+        ),
+        # words around the answer: Markdown; a sentence; what a text joins or measures, and how; the variable of an
+        # interval; the brackets of a choice
+        (r"(?s)^\s*(\*\*|`)(.*?)\1\s*$", r"\2"),
+        (rf"(?i)^(\s*(?:{_TEXT})?\s*)the (?:final )?answer is\b:?", r"\1"),
+        (rf"({_TEXT}[^{{}}]*?)\b(and|or)\b(?=[^{{}}]*\}})", r"\1}\\text{\2}\\text{"),
+        (rf"{_TEXT}\s*(-?\d[\d.,:/]*)\s*([a-zA-Z][^{{}}]*)?\}}", r"\1\\text{\2}"),
+        (rf"{_TEXT}\s*,?\s*\}}", " "),
+        (r"\bsq(?:uare|\.)?\s+([a-zA-Z]+)", r"\1^2"),
+        (r"\bcu(?:bic|\.)?\s+([a-zA-Z]+)", r"\1^3"),
+        (r"\s+per\s+", "/"),
+        (r"\bmph\b", "mi/h"),
+        (rf"\s*(?:{_TEXT}\s*percent\s*\}}|(?<![a-zA-Z])percent(?![a-zA-Z]))", r"\\%"),
         (r"^\s*[a-zA-Z]\s*(?:\\in(?![a-zA-Z])|(?=\([^()\[\]]*\]\s*$|\[[^()\[\]]*\)\s*$))", ""),
-        (r"(?s)(?:,|\\text\s*\{|\s)*(?<![a-zA-Z\\])where(?![a-zA-Z]).*", ""),
         (r"^\s*(?:\\(?:text|mathrm|textbf|mathbf)\{)?\s*\(([A-Za-z])\)\s*\}?\s*$", r"\1"),
     )
 )
 """Spellings that math-verify misreads, and what it reads as meant."""
+_REPEATING = re.compile(r"(\d{0,99})\.(\d{0,99})\\(?:overline|bar)\s*\{(\d{1,99})\}")
+_WHERE, _WORDY_WHERE = (
+    re.compile(rf"(?s)(?:,|\\text\s*\{{|\s)*(?<![a-zA-Z\\])where(?![a-zA-Z]){rest}") for rest in (".*", r"\D*$")
+)
+"""What the letters mean; where a number follows, it may be a second answer."""
 
 _TOKEN = re.compile(
-    r"(?P<separator>[,;]|\\(?:text|mbox|textrm|mathrm)\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z]))"
-    r"|(?P<open>[(\[{]|\\\{|\\begin(?![a-zA-Z]))|(?P<close>[)\]}]|\\\}|\\end(?![a-zA-Z]))|\\."
+    rf"(?P<separator>[,;]|{_TEXT}\s*,?\s*(?:and|or)\s*\}}|(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z]))"
+    r"|(?P<open>[(\[{]|\\\{|\\begin(?![a-zA-Z]))|(?P<close>[)\]}]|\\\}|\\end(?![a-zA-Z]))|(?P<colon>:)|\\."
     r"|(?<![\d.,])[1-9]\d{0,2}(?P<thousands>(?:,\d{3})+)(?![\d,])",
     re.DOTALL,
 )
 _GROUP = re.compile(r"(?:\\left\s*)?(\(|\[|\\\{)(.*?)(?:\\right\s*)?(\)|\]|\\\})", re.DOTALL)
+_NAMED = re.compile(r"(\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?)\s*=")
+_NAMED_TUPLE = re.compile(r"((?:\\left\s*)?\([^()=]*\))\s*=\s*((?:\\left\s*)?\(.*\))", re.DOTALL)
 _INTEGER = re.compile(r"-?[0-9]{1,1000}")
-_UNIT = re.compile(
-    r"[\d}](?:\\,|\s)*\\(?:text|mathrm|mbox|textrm)\s*\{"
-    r"\s*(?:(?:sq|cu)[a-z]*\.?\s+)?(?!units?\b|sq|cu)([a-zA-Z])[^{}]*\}(?:\^\{?\d\}?)?$"
+_BASED = re.compile(r"\(?(\d[\dA-F]{0,999})\)?_\{?\s*([1-9]\d?)\s*\}?")
+_PHRASE = re.compile(rf"(?:{_TEXT})?\s*([a-zA-Z]+(?:[ '-][a-zA-Z]+)*)\s*\}}?")
+_WORD = re.compile(
+    r"\b(?!(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)h?[a-z]?\b)(?:[a-zA-Z]{4,}|[A-Z]{2,}|[Yy]es|[Nn]o)\b"
 )
-_PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*percent\s*\}|(?<![a-zA-Z])percent)\s*$")
+_UNIT = re.compile(
+    rf"(.*(?:[\d)}}\]]|\\pi))(?:\\,|\s)*((?:{_TEXT}\s*[a-zA-Z][^{{}}]*\}}"
+    r"|(?<=\s)(?:[a-zA-Z]{3,}(?:[\s/]+[a-zA-Z.]+)*|(?:[kcm]?m|k?g|ft|mi)/(?:s|h|hr|min|m?l)"
+    r"|[kcm]m|[km]g|[cm]l|ft|in|yd|mi|lb|oz|hr|am|pm))\s*(?:\^\s*\{?\s*\d\s*\}?)?)",
+    re.DOTALL,
+)
+_SHORT_UNITS = {
+    short + unit: long + name  # as far as the spellings agree: metre and meter
+    for short, long in (("", ""), ("k", "kilo"), ("c", "centi"), ("m", "milli"))
+    for unit, name in (("m", "metr"), ("g", "gram"), ("l", "litr"), ("s", "sec"), ("h", "hr"))
+}
+_PERCENT = re.compile(r"\s*\\?%\s*$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +173,7 @@ def compare(item: Comparison) -> Ruling:
     It may run for ever (a tower of powers), so call it through the pool.
 
     Raises:
-        ValueError: The gold does not parse as mathematics.
+        ValueError: The gold is empty, or its brackets do not match.
 
     Example:
         >>> compare(Comparison(gold=r"\frac{1}{2}, 3", answer="3, 0.5"))
@@ -123,66 +184,89 @@ def compare(item: Comparison) -> Ruling:
     limit = max(_MAX_LENGTH, 4 * len(item.gold))  # long matrices and lists are as long in the gold
     if len(item.answer) > limit:
         return Ruling(equal=False, reason=f"answer longer than {limit} characters")
-    gold, answer = _tidy(item.gold), _tidy(item.answer)
+    gold, answer = (re.sub(r"\s+", " ", text) for text in (item.gold, item.answer))
+    clause = _WHERE if _WHERE.search(gold) else _WORDY_WHERE
+    gold, answer = _tidy(_WHERE.sub("", gold)), _tidy(clause.sub("", answer))
     golds, answers = ([] if _tangled(text) else _leaves(text) for text in (gold, answer))
-    if not golds or None in map(_parse, golds):
-        raise ValueError("the gold is no mathematics")
-    if not answers or None in map(_parse, answers):
+    if not golds or (not re.search(r"\w", gold) and _parse(gold) is None):
+        raise ValueError("it is empty, or its brackets do not match")
+    if not answers:
         return Ruling(equal=False, reason="answer does not parse")
     words = [leaf for leaf in golds + answers if _number(leaf) is None] if item.atol is not None else []
     if item.numbers and words:
         return Ruling(equal=False, reason=f"{_short(words[0])} is not a number")
     if item.atol is None or words:
-        equal = _agree(gold, answer, _equal)
-        return Ruling(equal=equal, reason="equal as mathematics" if equal else "not equal as mathematics")
+        equal = _agree(gold, answer, lambda one, other: _same(_parse(one), _parse(other)))
+        kind = "text" if None in map(_parse, golds) else "mathematics"
+        if not equal and kind == "mathematics" and None in map(_parse, answers):
+            return Ruling(equal=False, reason="answer does not parse")
+        return Ruling(equal=equal, reason=f"{'' if equal else 'not '}equal as {kind}")
     bound = item.atol, item.rtol
-    equal = _agree(gold, answer, lambda one, other: _near(one, other, *bound))
+    equal = _agree(gold, answer, lambda one, other: _within(_number(one), _number(other), *bound))
     allowed = f"{item.atol:g}" + (f" + {item.rtol:g} of its size" if item.rtol else "")
     claim = f"{'' if equal else 'not '}within {allowed} of {_short(item.gold)}"
     return Ruling(equal=equal, reason=f"{_short(item.answer)} is {claim}")
 
 
 def _tidy(text: str) -> str:
-    text = text.translate(_SYMBOLS)
+    text = _REPEATING.sub(_fraction, text.translate(_SYMBOLS))
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
     return text.strip().rstrip(".").rstrip()
 
 
+def _fraction(repeating: re.Match[str]) -> str:
+    r"""``0.1\overline{6}`` is 15/90."""
+    whole, decimals, period = repeating.groups()
+    difference = int(whole + decimals + period) - int(f"0{whole}{decimals}")
+    return rf"\frac{{{difference}}}{{{(10 ** len(period) - 1) * 10 ** len(decimals)}}}"
+
+
 def _tangled(text: str) -> bool:
-    """Brackets that are not closed or nested so deep that the parser would search for ages."""
+    """Brackets that do not match or are nested so deep that the parser would search for ages."""
     depths = list(accumulate(bool(token["open"]) - bool(token["close"]) for token in _TOKEN.finditer(text)))
-    return bool(depths) and (depths[-1] != 0 or max(depths) > _MAX_DEPTH)
+    return bool(depths) and (depths[-1] != 0 or min(depths) < 0 or max(depths) > _MAX_DEPTH)
 
 
-def _split(text: str) -> tuple[str, list[str]]:
+def _split(text: str, *, fused: bool = True) -> _List:
     r"""The brackets around a list (none, ``()``, ``[)``, ``\{\}``, ...) and its parts; what is no list is one part.
 
-    Without brackets, thousands commas are dropped and each plus-minus gives both its signs.
+    Without brackets, thousands commas are dropped if ``fused``, each plus-minus gives both its signs, and values of
+    different names come in the order of the names, with ``=`` for brackets.
     """
+    if pair := _NAMED_TUPLE.fullmatch(text):
+        (_, names), (brackets, values) = map(_split, pair.groups())
+        if len(names) == len(values) > 1:
+            return brackets, [f"{name}={value}" for name, value in zip(names, values, strict=True)]
     group = _GROUP.fullmatch(text)
-    inside = _pieces(group[2], thousands=False) if group else []
+    inside = _pieces(group[2], "separator", "thousands") if group else []
     if group and len(inside) > 1:
         return group[1] + group[3], inside
-    parts = _pieces(text, thousands=True) or [text]
+    parts = _pieces(text, "separator", "" if fused else "thousands") or [text]
     signed = ((part.replace(r"\pm", "+"), part.replace(r"\pm", "-")) if r"\pm" in part else (part,) for part in parts)
-    return "", list(chain.from_iterable(signed))
+    parts = list(chain.from_iterable(signed))
+    return ("=", sorted(parts)) if _named(parts) else ("", parts)
 
 
-def _pieces(text: str, *, thousands: bool) -> list[str]:
-    """What stands between the separators outside all brackets; nothing if the brackets do not match."""
+def _named(parts: list[str]) -> bool:
+    """Whether each part gives a value to a name of its own."""
+    return len({name[1] for part in parts if (name := _NAMED.match(part))}) == len(parts) > 1
+
+
+def _pieces(text: str, *at: str) -> list[str]:
+    """What stands between tokens ``at`` outside all brackets, thousands fused; nothing if brackets do not match."""
     pieces, depth, start = [""], 0, 0
     for token in _TOKEN.finditer(text):
         depth += bool(token["open"]) - bool(token["close"])
         if depth < 0:
             return []
-        if depth == 0 and (token["separator"] or token["thousands"]):
+        if depth == 0 and (token.lastgroup in at or token["thousands"]):
             first, *others = token.group().split(",") if token["thousands"] else ["", ""]
             pieces[-1] += text[start : token.start()] + first
-            if token["thousands"] and thousands:
-                pieces[-1] += "".join(others)
-            else:
+            if token.lastgroup in at:
                 pieces += others
+            else:
+                pieces[-1] += "".join(others)
             start = token.end()
     pieces[-1] += text[start:]
     return [piece.strip() for piece in pieces if piece.strip()] if depth == 0 else []
@@ -192,30 +276,43 @@ def _leaves(text: str) -> list[str]:
     brackets, parts = _split(text)
     if brackets or len(parts) > 1:
         return list(chain.from_iterable(map(_leaves, parts)))
-    return [part for part in parts if part]
+    return [_measure(part)[0] for part in parts if part]
 
 
-def _agree(gold: str, answer: str, same: Callable[[str, str], bool]) -> bool:
-    """Part by part where both are lists in like brackets: in any order in a set or without brackets."""
-    (kind, golds), (other_kind, answers) = _split(gold), _split(answer)
-    if len(golds) == len(answers) == 1:
-        return same(golds[0], answers[0])
-    if 1 in (len(golds), len(answers)) or kind != other_kind:  # a bare pair and (0, 6), a list and a set
-        return same(gold, answer)
-    if len(golds) != len(answers):  # an element may be named twice in a set
-        return kind == r"\{\}" and same(gold, answer)
-    if kind in ("", r"\{\}"):
+def _agree(gold: str, answer: str, same: _Same) -> bool:
+    """As wholes if one is no list; as lists, if need be with commas between the parts of one that may be thousands."""
+    if gold == answer:
+        return True
+    (kind, golds), (other_kind, answers) = fused = _split(gold), _split(answer)
+    repeated = kind == other_kind == r"\{\}" and len(golds) != len(answers)  # an element may be named twice in a set
+    if repeated or 1 in (len(golds), len(answers)):
+        one, other = (parts[0] if len(parts) == 1 else text for text, parts in ((gold, golds), (answer, answers)))
+        if _agree_as_wholes(one, other, same):
+            return True
+    readings = [fused, (_split(gold, fused=False), fused[1]), (fused[0], _split(answer, fused=False))]
+    return any(_agree_as_lists(*reading, same) for reading in readings)
+
+
+def _agree_as_lists(gold: _List, answer: _List, same: _Same) -> bool:
+    """By name, or in order in round or square brackets and where dots go on, or in any order."""
+    (kind, golds), (other_kind, answers) = gold, answer
+    clash = kind != other_kind and not {kind, other_kind} & {"", "="}
+    if clash or not len(golds) == len(answers) > 1:
+        return False
+    if _named(golds) and _named(answers):
+        golds, answers = sorted(golds), sorted(answers)
+    elif {kind, other_kind} <= {"", r"\{\}"} and "dots" not in "".join(golds):
         return _match(golds, answers, same)
     return all(_agree(*pair, same) for pair in zip(golds, answers, strict=True))
 
 
-def _match(golds: list[str], answers: list[str], same: Callable[[str, str], bool]) -> bool:
+def _match(golds: list[str], answers: list[str], same: _Same) -> bool:
     """Whether the parts pair up, each with one that it agrees with.
 
     Found by augmenting paths, because agreement is not transitive (within a tolerance; with and without unit): the
     first partner that fits may be the only one that fits another.
     """
-    agree = cache(lambda gold, answer: gold == answer or _agree(gold, answer, same))
+    agree = cache(lambda gold, answer: _agree(gold, answer, same))
     paired: dict[int, str] = {}
 
     def pair(gold: str, tried: set[int]) -> bool:
@@ -230,20 +327,55 @@ def _match(golds: list[str], answers: list[str], same: Callable[[str, str], bool
     return all(pair(gold, set()) for gold in golds)
 
 
-def _equal(gold: str, answer: str) -> bool:
-    return _like_units(gold, answer) and any(_same(_parse(g), _parse(a)) for g, a in _readings(gold, answer))
+def _agree_as_wholes(gold: str, answer: str, same: _Same) -> bool:
+    """Part by part between colons; words and what does not parse letter by letter; else as quantities."""
+    times, others = (_pieces(text, "colon") for text in (gold, answer))
+    if min(len(times), len(others)) > 1:  # 12:30 is not 24:60, nor 1:2:3 the ratio 1:6
+        return len(times) == len(others) and all(_agree(*pair, same) for pair in zip(times, others, strict=True))
+    phrases = _PHRASE.fullmatch(gold), _PHRASE.fullmatch(answer)
+    if all(phrases) and any(_WORD.search(phrase[1]) for phrase in phrases if phrase):  # not products of letters
+        return len({phrase[1].casefold() for phrase in phrases if phrase}) == 1
+    (quantity, unit), (other_quantity, other_unit) = _measure(gold), _measure(answer)
+    if _parse(quantity) is None:
+        gold, answer = (re.sub(r"\\(?:left|right)(?![a-zA-Z])|\s", "", text) for text in (gold, answer))
+        return gold == answer
+    if not _like_units(unit, other_unit):
+        return False
+    based = _BASED.fullmatch(quantity)
+    only_gold = based and not _BASED.fullmatch(other_quantity)  # its digits count, as numbers do without their units
+    pairs = _readings(based[1] if based and only_gold else _value(quantity), _value(other_quantity))
+    if unit != other_unit:  # 3 xyz may be a product
+        pairs.append((gold, answer))
+    return any(same(*pair) for pair in pairs)
 
 
-def _near(gold: str, answer: str, atol: float, rtol: float) -> bool:
-    return _like_units(gold, answer) and any(
-        _within(_number(g), _number(a), atol, rtol) for g, a in _readings(gold, answer)
-    )
+def _value(text: str) -> str:
+    """Digits with a base as the number that they are."""
+    based = _BASED.fullmatch(text)
+    return str(reduce(lambda value, digit: value * int(based[2]) + int(digit, 36), based[1], 0)) if based else text
 
 
-def _like_units(gold: str, answer: str) -> bool:
-    """No units with different initials: cm is not m, but ft may be feet."""
-    units = _UNIT.search(gold), _UNIT.search(answer)
-    return not all(units) or len({unit[1].lower() for unit in units if unit}) == 1
+def _measure(text: str) -> tuple[str, str]:
+    """A quantity and its unit, if any."""
+    measured = _UNIT.fullmatch(text)
+    return (measured[1], re.sub(rf"{_TEXT}|[\s{{}}]", "", measured[2]).lower()) if measured else (text, "")
+
+
+def _like_units(unit: str, other: str) -> bool:
+    """Whether each part of one is short for that of the other; one may be missing or just `units`."""
+    units, others = unit.split("/"), other.split("/")
+    missing = not unit or not other or "unit" in (unit[:4], other[:4])
+    return missing or (len(units) == len(others) and all(map(_abbreviates, units, others)))
+
+
+def _abbreviates(unit: str, other: str) -> bool:
+    """Whether one has the initial and at least one more letter of the other, in order; plural does not count."""
+    (name, _, power), (other_name, _, other_power) = unit.partition("^"), other.partition("^")
+    names = (_SHORT_UNITS.get(one, re.sub(r"(?<=\w\w)s$", "", one)) for one in (name, other_name))
+    short, long = sorted(names, key=len)
+    letters = iter(long)
+    within = len(short) > 1 and short[0] == long[0] and all(letter in letters for letter in short)
+    return power == other_power and (short == long or within)
 
 
 def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
@@ -296,11 +428,13 @@ def _within(gold: Any, answer: Any, atol: float, rtol: float) -> bool:
 
 def _same(gold: Any, answer: Any) -> bool:
     from math_verify import verify
-    from sympy import Eq, Ne
+    from sympy import Eq, Ne, Rel
 
     if gold is None or answer is None or _far(gold, answer):
         return False
-    if isinstance(gold, Ne) and isinstance(answer, Ne):  # math-verify knows equations only
+    if {type(gold), type(answer)} > {Ne} and isinstance(gold, Rel) and isinstance(answer, Rel):
+        return False  # math-verify knows nothing of inequations
+    if isinstance(gold, Ne) and isinstance(answer, Ne):
         gold, answer = Eq(*gold.args, evaluate=False), Eq(*answer.args, evaluate=False)
     same = verify(gold, answer, timeout_seconds=0, raise_on_error=True, allow_set_relation_comp=True)
     return same and not _differ_without_solution(gold, answer)

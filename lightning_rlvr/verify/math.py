@@ -56,12 +56,16 @@ class MathVerifier(AnswerVerifier):
         return list(map(_verdict, self._outcomes(asked)))
 
     @override
+    def complaint(self, columns: Mapping[str, Any]) -> str | None:
+        return gold_complaint(columns) or _tolerance_complaint(columns)
+
+    @override
     def check_columns(self, columns: Mapping[str, Any]) -> str | None:
         return self.check_rows([columns])[0]
 
     @override
     def check_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        complaints = [gold_complaint(columns) or _tolerance_complaint(columns) for columns in rows]
+        complaints = [self.complaint(columns) for columns in rows]
         asked = [
             self._self_comparisons(columns) if complaint is None else []
             for columns, complaint in zip(rows, complaints, strict=True)
@@ -116,7 +120,7 @@ def tolerance_of(columns: Mapping[str, Any]) -> float | None:
 
 def _tolerance_complaint(columns: Mapping[str, Any]) -> str | None:
     try:
-        valid = 0 <= (tolerance_of(columns) or 0.0) < math.inf
+        valid = not isinstance(columns.get("tolerance"), bool) and 0 <= (tolerance_of(columns) or 0.0) < math.inf
     except (TypeError, ValueError):
         valid = False
     return None if valid else f"`tolerance` must be a number of at least 0, got {columns['tolerance']!r}"

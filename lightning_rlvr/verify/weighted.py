@@ -6,7 +6,6 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 from typing_extensions import override
@@ -26,8 +25,8 @@ class WeightedVerifier(Verifier):
     Args:
         verifiers: Verifiers or their short names.
         weights: One finite number for each; by default 1.
-        names: How the parts are called in logs: letters, digits, `_`, `-` and `.`; by default the short names (the class name where there is none), with
-            numbers added where two are the same.
+        names: How the parts are called in logs, in letters, digits, `_`, `-` and `.`; by default the short names (the
+            class name where there is none), with numbers added where two are the same.
 
     Raises:
         ValueError: No verifier, not one finite weight or name for each verifier, or names that are not different or
@@ -91,7 +90,7 @@ class WeightedVerifier(Verifier):
 
 
 def _is_finite(weight: object) -> bool:
-    return isinstance(weight, Real) and not isinstance(weight, bool) and bool(abs(weight) <= sys.float_info.max)
+    return isinstance(weight, int | float) and not isinstance(weight, bool) and abs(weight) <= sys.float_info.max
 
 
 def _is_tag(name: object) -> bool:

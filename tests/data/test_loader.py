@@ -141,5 +141,6 @@ def test_state_of_another_run_is_refused(options, name):
 def test_every_rank_needs_a_prompt():
     with pytest.raises(ValueError, match="`prompts_per_step` must be at least 2, one for each rank, got 1"):
         PromptLoader(prompt_set(8), 1, world_size=2)
-    with pytest.raises(ValueError, match="`prompts` must be at least 4 problems, one for each rank, got 3"):
+    message = "a, b must have at least 4 problems, one for each rank, got 3: set `trainer.devices` lower, or use more"
+    with pytest.raises(ValueError, match=message):
         PromptLoader(prompt_set(3), 4, world_size=4)

@@ -156,6 +156,42 @@ def test_repeated_problems_count_once_and_conflicts_not_at_all(tmp_path, name):
     assert source.cleaning == {"rows": 7, "repeated": 4, "dropped": 0, "conflicting": 1}
 
 
+@pytest.mark.parametrize("name", ["toy.jsonl", "toy.parquet"])
+@pytest.mark.parametrize(("column", "mapped"), [("choices", {}), ("options", {}), ("texts", {"choices": "texts"})])
+def test_other_choices_make_another_problem(tmp_path, name, column, mapped):
+    offered = [["1", "2"], ["2", "3"], ["1", "2"], None]
+    rows = [{"question": "Which?", "gold": "A", column: choices} for choices in offered]
+    source = DatasetSource(write(tmp_path, rows, name), columns=COLUMNS | mapped)
+    assert [problem.id for problem in source.load("train", 0)] == ["toy/1", "toy/2", "toy/4"]
+    rows[1]["gold"] = "B"
+    source = DatasetSource(write(tmp_path, rows, name), columns=COLUMNS | mapped)
+    assert [problem.columns["answer"] for problem in source.load("train", 0)] == ["A", "B", "A"]
+
+
+def test_answers_that_are_written_otherwise_are_no_conflict(tmp_path):
+    golds = [14.0, "14", ["14"], " 1 4", "014", ["A"], "A", "x y", "xy", "nan", "nan"]
+    rows = [{"question": "14" if "4" in str(gold) else str(gold)[-4:], "gold": gold} for gold in golds]
+    rows += [{"question": "many", "gold": ["1", "2"]}] * 2
+    source = DatasetSource(write(tmp_path, rows), columns=COLUMNS)
+    source.load("train", 0)
+    assert source.cleaning["conflicting"] == 0
+    big = [{"question": "big", "gold": "1" * 30 + end} for end in "12"]
+    with pytest.warns(UserWarning, match="1 problems with different answers"):
+        DatasetSource(write(tmp_path, [*rows, *big]), columns=COLUMNS).load("train", 0)
+
+
+@pytest.mark.parametrize("name", ["toy.jsonl", "toy.parquet"])
+def test_a_benchmark_keeps_every_row(tmp_path, name, recwarn):
+    rows = [*ROWS[:3], ROWS[0], ROWS[1] | {"gold": "7"}]
+    source = DatasetSource(write(tmp_path, rows, name), columns=COLUMNS, drop=r"^2 ")
+    assert [problem.id for problem in source.load("test", 0)] == ["toy/1", "toy/2", "toy/4", "toy/5"]
+    assert source.cleaning == {"rows": 5, "repeated": 0, "dropped": 1, "conflicting": 0}
+    assert not [one for one in recwarn if "left out" in str(one.message)]
+    numbered = COLUMNS | {"id": "level"}
+    with pytest.raises(ValueError, match="`columns` maps `id` to 'level', whose values must differ from row to row"):
+        DatasetSource(source.path, columns=numbered).load("test", 0)
+
+
 def test_pattern_takes_the_problem_out_of_its_template(tmp_path):
     rows = [{"problem": f"Solve:\n\n{text}\n\nAnswer:", "answer": "1"} for text in ("a\nb", "c")]
     source = DatasetSource(write(tmp_path, rows), problem_pattern=r"(?s)Solve:\s+(.*?)\s+Answer:")
@@ -250,6 +286,16 @@ def test_id_column_must_be_unique(tmp_path):
     path = write(tmp_path, [row | {"level": 0} for row in ROWS])
     with pytest.raises(ValueError, match="`columns` maps `id` to 'level', whose values must differ"):
         DatasetSource(path, columns=COLUMNS | {"id": "level"}).load("train", 0)
+
+
+@pytest.mark.parametrize("name", ["toy.csv", "toy.jsonl.gz", "toy", "toy.data"])
+def test_a_file_of_another_kind_names_the_kinds_that_are_read(tmp_path, name):
+    (tmp_path / name).write_text("problem,answer\n1 + 1,2\n")
+    message = r"`path` must be a \.jsonl, \.json or \.parquet file, a folder or a hub id, got "
+    with pytest.raises(ValueError, match=message):
+        DatasetSource(str(tmp_path / name)).load("train", 0)
+    with pytest.raises(ValueError, match=message):
+        DatasetSource("nowhere.csv").load("train", 0)
 
 
 @pytest.mark.parametrize(

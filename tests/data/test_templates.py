@@ -93,6 +93,28 @@ def test_template_that_loses_the_problem_is_an_error(build_tokenizer):
         PromptTemplate().encode(tokenizer, {"problem": "add 1"})
 
 
+@pytest.mark.parametrize(
+    ("chat_template", "reason"),
+    [
+        ("{{ raise_exception('System role not supported') }}", "TemplateError: System role not supported"),
+        ("{% for turn in messages %}", "TemplateSyntaxError: Unexpected end of template"),
+        ("{{ messages[0].content + 1 }}", "TypeError: can only concatenate str"),
+    ],
+)
+def test_chat_template_that_fails_is_one_sentence(build_tokenizer, chat_template, reason):
+    tokenizer = build_tokenizer(chat_template)
+    message = rf"the chat template cannot render the prompt \({reason}.*\); give another one as `policy.chat_template`"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        PromptTemplate().encode(tokenizer, {"problem": "1"})
+    with pytest.raises(ValueError, match=f"^{message}, or do without `template.system` if it takes no system turn$"):
+        PromptTemplate(system="Be brief.").encode(tokenizer, {"problem": "1"})
+
+
+def test_half_a_surrogate_pair_is_no_text(plain_tokenizer):
+    with pytest.raises(ValueError, match=r"the prompt must be Unicode, but holds half of a surrogate pair: '\\ud83d'"):
+        PromptTemplate().encode(plain_tokenizer, {"problem": "1 \ud83d 1"})
+
+
 def test_tokens_that_touch_the_problem_are_evidence(plain_tokenizer):
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel

@@ -1,12 +1,13 @@
 import time
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_rlvr.verify.answer import AnswerVerifier, Extract, extract, gold_complaint, golds_of
-from lightning_rlvr.verify.base import Attempt, Verdict
+from lightning_rlvr.verify.base import VERIFIERS, Attempt, Verdict
 
 PIECES = [
     *("\\boxed{", "\\boxed", "\\fbox{", "{", "}", "\\{", "\\}", "\\", "$", " or ", ", ", " and ", "\n", "\r\n", "."),
@@ -58,6 +59,10 @@ TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_si
         ("Answer: 3, no, Answer: 4", "4"),
         (r"<think>a</think>\boxed{1}<think>b</think>\boxed{2}", "2"),
         (r"\boxed{1}</think>\boxed{2}</think>", None),
+        ("Answer:\n\n  12\nThat is all.", "12"),
+        ("**Answer:**\n**12**", "12"),
+        ("Answer: `12`", "12"),
+        ("Answer:\n```\n12\n```", "12"),
     ],
 )
 def test_final_answer_is_the_last_one_stated(completion, answer):
@@ -68,6 +73,7 @@ def test_final_answer_is_the_last_one_stated(completion, answer):
     ("completion", "answer"),
     [
         ("Answer: 12", None),
+        ("Answer:\n12", None),
         ("Answer: 12\nBecause", "12"),
         (r"It is \boxed{12}. Beca", "12"),
         (r"It is \boxed{12", None),
@@ -121,7 +127,22 @@ def test_extraction_is_idempotent(completion):
 
 @pytest.mark.parametrize("where", get_args(Extract))
 @pytest.mark.parametrize(
-    "piece", [r"\boxed{", "{", "}", "answer:", r"\boxed{1}, ", "answer ", " ", "1", "1,", "\\", r"\boxed "]
+    "piece",
+    [
+        r"\boxed{",
+        "{",
+        "}",
+        "answer:",
+        r"\boxed{1}, ",
+        "answer ",
+        "Answer:\n",
+        r"\text{or} ",
+        " ",
+        "1",
+        "1,",
+        "\\",
+        r"\boxed ",
+    ],
 )
 def test_extraction_takes_linear_time(piece, where):
     text = piece * (200_000 // len(piece))
@@ -131,15 +152,30 @@ def test_extraction_takes_linear_time(piece, where):
     assert time.process_time() - start < 2
 
 
+JOINTS = [
+    ",", " or ", r"\) or \(", r"\] and \[", "** or **", r" \text{ or } ", r" \text{ and } ", r"\quad", r"\ ", ";", "/",
+    "&", r"\lor", r"\\", r"$, $", ", and/or ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("joint", JOINTS)
+def test_boxes_that_only_markup_or_an_alternative_joins_are_one_answer(joint):
+    assert extract(rf"\boxed{{1}}{joint}\boxed{{2}}", "boxed", truncated=False).answer == "1, 2"
+    assert extract(rf"\boxed{{1}}{joint}no, \boxed{{2}}", "boxed", truncated=False).answer == "2"
+
+
 def test_golds_are_alternatives_and_solutions_stand_for_their_answers():
     assert golds_of({"answer": ["1", 2, 3.0]}) == ("1", "2", "3.0")
+    assert golds_of({"answer": np.float32(0.5)}) == ("0.5",)
+    assert gold_complaint({"answer": np.int64(3)}) is gold_complaint({"answer": 10**400}) is None
     assert golds_of({"answer": ["$69$,$84$"]}) == ("$69$,$84$",)
     assert golds_of({"answer": r"We get \boxed{1}, then $\boxed{\frac{1}{2}}$."}) == (r"\frac{1}{2}",)
     assert golds_of({"answer": "8 * 135 = <<8*135=1080>>1080\n#### 1,080"}) == ("1,080",)
 
 
 @pytest.mark.parametrize(
-    "gold", [None, float("nan"), float("inf"), {"a": 1}, [], ["1", None], [["1"], "2"], " ", ["1", ""], r"so \boxed{}"]
+    "gold",
+    [None, float("nan"), np.float64("inf"), {"a": 1}, [], ["1", None], [["1"], "2"], " ", ["1", ""], r"so \boxed{}"],
 )
 def test_golds_that_nothing_can_match_are_complained_about(gold):
     assert gold_complaint({"answer": gold}).startswith("`answer` ")
@@ -184,7 +220,7 @@ class Forgetful(AnswerVerifier):
 
 def attempts(*texts):
     return [
-        Attempt(prompt="", completion=text, completion_ids=(), truncated=False, columns={"id": i})
+        Attempt(prompt="", completion=text, completion_ids=(), truncated=False, columns={"id": i, "answer": "7"})
         for i, text in enumerate(texts)
     ]
 
@@ -204,6 +240,19 @@ def test_only_answers_are_judged_and_verdicts_say_where_they_stood():
 def test_a_judge_that_loses_an_answer_is_no_silence():
     with pytest.raises(ValueError, match="shorter"):
         Forgetful().verify(attempts(r"\boxed{7}", "", r"\boxed{8}"))
+
+
+@pytest.mark.parametrize("columns", [{}, {"answer": []}, {"answer": None}, {"answer": " "}])
+@pytest.mark.parametrize("name", ["choice", "exact", "math", "numeric"])
+def test_an_unsound_row_is_an_error_with_its_complaint_and_none_of_its_neighbours_is(name, columns):
+    rows = [
+        Attempt(prompt="", completion=r"\boxed{B}", completion_ids=(), truncated=False, columns=one)
+        for one in ({"answer": "A"}, columns, {"answer": "C"})
+    ]
+    verifier = VERIFIERS[name]()
+    verdicts = verifier.verify(rows)
+    assert [one.status for one in verdicts] == ["wrong", "error", "wrong"]
+    assert verdicts[1].reason == rf"last \boxed{{}}; {verifier.check_columns(columns)}"
 
 
 def test_rows_need_a_gold_unless_a_verifier_says_otherwise():

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from lightning_rlvr.verify.base import VERIFIERS, Attempt
@@ -36,7 +37,8 @@ def test_one_letter_is_read_however_it_is_written(answer):
     "answer",
     [
         "A or B or C", "A, B", "A and B", "B, C", "A/B", "AB", "(A)(B)", "B) 12 or C) 15", "B. C. D.", "not B",
-        "B because it fits", "optionB", "", " ", "()", "option", "12 or B", "?!",
+        "B. or c", "B) (a) (c) (d)", "B) a) c)", "B, or d", "B because it fits", "optionB", "",
+        " ", "()", "option", "12 or B", "?!",
     ],
 )  # fmt: skip
 def test_several_letters_or_none_are_no_choice(answer):
@@ -55,7 +57,10 @@ def test_several_letters_or_none_are_no_choice(answer):
         ("D) A dog", "D"),
         ("C) 12 C", "C"),
         ("B) twelve", "B"),
+        ("B) a dozen, or so f(a)", "B"),
+        (r"\textbf{(C)}\ 12 C", "C"),
         ("B) 10", None),
+        ("B) 12 or 10", None),
         ("D) A cat", None),
         ("E", None),
         ("dog", None),
@@ -88,6 +93,7 @@ def test_text_of_two_choices_names_neither():
         ("12", {"choices": CHOICES}),
         (1, {"choices": CHOICES}),
         (1, {"options": CHOICES}),
+        (np.int64(1), {"choices": CHOICES}),
         (True, {"choices": ["False", "True"]}),
         ("yes", {"choices": ["No", "Yes"]}),
     ],

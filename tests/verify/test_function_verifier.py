@@ -129,6 +129,7 @@ def test_negative_and_graded_rewards_keep_their_value():
         ([1.0, b"1"], "must return finite numbers or None, got b'1' at position 1"),
         ([1.0, "1"], "must return finite numbers or None, got '1' at position 1"),
         ([1.0, [2]], r"must return finite numbers or None, got \[2\] at position 1"),
+        ([10**400, 1.0], "must return finite numbers or None, got 10+ at position 0"),
         ([float("inf"), 1.0], "must return finite numbers or None, got inf at position 0"),
     ],
 )
@@ -158,3 +159,16 @@ def test_function_may_be_an_import_path():
 def test_path_to_nothing_callable_is_refused(path):
     with pytest.raises(ValueError, match=r"`function` must be .*import path of a callable, got"):
         FunctionVerifier(path)
+
+
+def test_module_that_raises_when_imported_is_named(tmp_path, monkeypatch):
+    (tmp_path / "broken_rewards.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    message = r"`function` must be an import path of a callable, got 'broken_rewards.f' \(ZeroDivisionError: "
+    with pytest.raises(ValueError, match=message):
+        FunctionVerifier("broken_rewards.f")
+
+
+def test_callable_without_a_signature_is_refused():
+    with pytest.raises(ValueError, match=r"`function` must have named arguments, got 'builtins.dict' \(no signature"):
+        FunctionVerifier("builtins.dict")

@@ -4,11 +4,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
+from lightning_rlvr.verify import pool
 from lightning_rlvr.verify.base import VERIFIERS, Attempt
 from lightning_rlvr.verify.equality import Ruling
 from lightning_rlvr.verify.math import MathVerifier, tolerance_of
+from lightning_rlvr.verify.pool import Failure
 
 TOWER = "9^{9^{9^{9}}}"
 
@@ -37,6 +40,7 @@ def test_registered():
         (r"\frac{1}{2}", "0.5", "correct"),
         (6, "6", "correct"),
         (27.0, "27", "correct"),
+        (np.float64(27), "27", "correct"),
         (4.5e33, r"4.5 \times 10^{33}", "correct"),
         ("025", "25", "correct"),
         (["6"], "6", "correct"),
@@ -121,18 +125,31 @@ def test_the_tolerance_of_a_row_is_an_absolute_error(tolerance, answer, status):
     assert boxed(r"\pi", answer, tolerance=tolerance) == status
 
 
-@pytest.mark.parametrize("tolerance", [-1, "x", float("nan"), float("inf"), [0.1]])
+@pytest.mark.parametrize("tolerance", [-1, "x", float("nan"), float("inf"), [0.1], True])
 def test_a_tolerance_that_is_no_size_is_a_data_error(tolerance):
     complaint = MathVerifier().check_columns({"answer": "3", "tolerance": tolerance})
     assert complaint.startswith("`tolerance` must be a number of at least 0, got ")
+    found = verdict("3", r"\boxed{3}", tolerance=tolerance)
+    assert (found.status, found.reason) == ("error", rf"last \boxed{{}}; {complaint}")
+
+
+def test_gold_that_does_not_parse_is_compared_as_text():
+    gold = r"2, 4, \ldots, 2n"
+    assert MathVerifier().check_columns({"answer": gold}) is None
+    assert [boxed(gold, answer) for answer in (r"2,4,\ldots,2n", r"2, 5, \ldots, 3n-1")] == ["correct", "wrong"]
+
+
+def test_boxes_joined_in_markup_are_parts():
+    text = r"\(\boxed{1}\) or \(\boxed{2}\)"
+    assert [verdict(gold, text).status for gold in ("2", "1, 2")] == ["wrong", "correct"]
 
 
 def test_tolerance_may_be_missing():
     assert tolerance_of({"answer": "3"}) is None
 
 
-@pytest.mark.parametrize("gold", ["", "  ", r"2, 4, \ldots, 2n", "?!", r"\frac{1}{0}", ["1", "?!"], r"so \boxed{}"])
-def test_gold_that_does_not_parse_is_reported_and_never_scores(gold):
+@pytest.mark.parametrize("gold", ["", "  ", r"\frac{1}{", "?!", "(1,2", ["1", "?!"], r"so \boxed{}"])
+def test_gold_that_cannot_be_read_is_reported_and_never_scores(gold):
     assert MathVerifier().check_columns({"answer": gold}).startswith("`answer` ")
     found = verdict(gold, rf"\boxed{{{gold if isinstance(gold, str) and gold.strip() else 4}}}")
     assert found.status in {"error", "no_answer"}
@@ -142,6 +159,25 @@ def test_gold_that_does_not_parse_is_reported_and_never_scores(gold):
 def test_a_gold_that_hangs_is_a_data_error():
     complaint = MathVerifier(time_limit=0.5).check_columns({"answer": TOWER})
     assert complaint == f"`answer` '{TOWER}' does not parse within 0.5 s"
+
+
+def test_a_gold_that_is_slow_beside_others_is_asked_again_alone(monkeypatch):
+    asked = []
+
+    def run(function, items, *, time_limit):
+        asked.append(len(items))
+        busy = [Failure(status="timeout", reason="busy")] * len(items)
+        return busy if len(items) > 1 else pool.run(function, items, time_limit=time_limit)
+
+    monkeypatch.setattr("lightning_rlvr.verify.math.run", run)
+    golds = ["1/2", r"\sqrt{2}", "?!"]
+    complaints = MathVerifier().check_rows([{"answer": gold} for gold in golds])
+    assert complaints[:2] == [None, None]
+    assert complaints[2].startswith("`answer` '?!' does not parse (")
+    assert asked == [6] + [1] * 6
+    verdicts = MathVerifier().verify([attempt(rf"\boxed{{{i}}}", "7") for i in range(3)])
+    assert [one.status for one in verdicts] == ["timeout"] * 3, "a step takes no longer than the limit allows"
+    assert asked == [6] + [1] * 6 + [3]
 
 
 def test_check_columns_names_what_is_missing():

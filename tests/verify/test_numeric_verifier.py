@@ -32,6 +32,11 @@ def test_registered():
         ("3, 4", "3", {}, "wrong"),
         ("x = 3", "3", {}, "correct"),
         (r"35\%", "0.35", {}, "correct"),
+        ("100", "100 miles per hour", {}, "correct"),
+        (r"5\text{ kg}", "5 km", {}, "wrong"),
+        ("5,000,000", r"5\text{ million}", {}, "correct"),
+        ("11", "1011_2", {}, "correct"),
+        ("12:30", "24:60", {}, "wrong"),
     ],
 )
 def test_numbers_within_the_error_are_correct(gold, answer, settings, status):

@@ -58,7 +58,7 @@ def test_without_token_ids_or_budget_there_is_no_score():
     assert (unknown.status, unknown.reason) == ("error", "the budget, `max_completion_length`, is not known")
 
 
-@pytest.mark.parametrize("buffer", [0, -0.5, 2.5, float("inf"), float("nan")])
+@pytest.mark.parametrize("buffer", [True, 0, -0.5, 2.5, float("inf"), float("nan")])
 def test_bad_settings_are_refused(buffer):
     with pytest.raises(ValueError, match=f"`buffer` must be a share below 1 or a whole number .*, got {buffer}"):
         OverlongVerifier(buffer)

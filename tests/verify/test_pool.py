@@ -55,7 +55,7 @@ def statuses(results):
     return [result.status if isinstance(result, Failure) else "ok" for result in results]
 
 
-def script(folder, text, **options):
+def script(folder, text, closed=()):
     """A running script that is no test module: without main guard, and with its own ``__main__``."""
     path = folder / "script.py"
     path.write_text(
@@ -63,8 +63,9 @@ def script(folder, text, **options):
         f"say = lambda value: print(value, flush=True)\n{text}\n"
     )
     paths = os.pathsep.join([str(Path(do.__file__).parent), *sys.path])
+    streams = " ".join(f"{descriptor}>&-" for descriptor in closed)
     return subprocess.Popen(
-        [sys.executable, str(path)],
+        ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -241,6 +242,38 @@ def test_no_process_outlives_the_caller(tmp_path, last):
         gone = vanish(session, within=1.5)
         sweep(session)
     assert gone
+
+
+@needs_proc
+@pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
+def test_a_caller_without_standard_streams_gets_results_and_leaves_no_process(tmp_path, closed):
+    process = script(
+        tmp_path,
+        "from lightning_rlvr.verify import pool\n"
+        "shouted = run(do.shout, ['hello'], time_limit=5)\n"
+        f"with open({str(tmp_path / 'found')!r}, 'w') as found:\n"
+        "    print(pool._server.process.pid, shouted, file=found)\n",
+        closed,
+    )
+    process.communicate(timeout=20)
+    session, shouted = (tmp_path / "found").read_text().split(maxsplit=1)
+    gone = vanish(int(session), within=1)
+    sweep(int(session))
+    assert gone
+    assert shouted == "['hello']\n"
+
+
+@pytest.mark.parametrize("limit", [6, 20])  # too low for the channel to the server; for the workers
+def test_too_low_a_limit_on_open_files_is_named(tmp_path, limit):
+    process = script(
+        tmp_path,
+        f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))\n"
+        "try:\n    run(do.double, [1], time_limit=5)\n"
+        "except ValueError as error:\n    say(error)\n",
+    )
+    [message], _ = output(process)
+    assert message.startswith("the worker processes of the verifier cannot be started (OSError: ")
+    assert "Too many open files" in message
 
 
 @needs_proc

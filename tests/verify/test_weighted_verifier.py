@@ -33,6 +33,7 @@ class Fixed(Verifier):
         return self.complaint
 
 
+NAMES = "`names` must be 2 different names of letters, digits, _, - and ."
 RIGHT = Fixed("correct", 1.0, "7", "equal")
 LONG = Fixed("wrong", -0.5, None, "too long")
 SILENT = Fixed("abstained", reason="no opinion")
@@ -123,9 +124,13 @@ def test_all_parts_are_asked_about_the_columns():
         ({"verifiers": ["exact", "xact"]}, "unknown verifier 'xact'; choices: "),
         ({"weights": [1.0]}, "`weights` must be 2 finite numbers, one for each verifier, got [1.0]"),
         ({"weights": [1.0, math.nan]}, "`weights` must be 2 finite numbers, one for each verifier, got [1.0, nan]"),
-        ({"names": ["a"]}, "`names` must be 2 different names, one for each verifier, got ['a']"),
-        ({"names": ["a", "a"]}, "`names` must be 2 different names, one for each verifier, got ['a', 'a']"),
-        ({"names": ["a", ""]}, "`names` must be 2 different names, one for each verifier, got ['a', '']"),
+        ({"weights": ["1", 1.0]}, "`weights` must be 2 finite numbers, one for each verifier, got ['1', 1.0]"),
+        ({"weights": [True, 1.0]}, "`weights` must be 2 finite numbers, one for each verifier, got [True, 1.0]"),
+        ({"weights": [10**400, 1]}, "`weights` must be 2 finite numbers, one for each verifier, got [1000"),
+        *(
+            ({"names": names}, f"{NAMES}, one for each verifier, got {names}")
+            for names in (["a"], ["a", "a"], ["a", ""], ["a", 1], ["a", "b c"], ["a", "b/c"], ["a", "b\n"])
+        ),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
