@@ -10,6 +10,8 @@ from functools import cache, lru_cache, reduce
 from itertools import accumulate, chain
 from typing import Any
 
+from lightning_rlvr.verify.spelling import TEXT, tidy
+
 _Same = Callable[[str, str], bool]
 _List = tuple[str, list[str]]
 
@@ -20,98 +22,13 @@ _MAX_DEPTH = 20
 _TINY = 1e-3
 """Below this size math-verify's rounding to 6 decimals is too coarse, and values are compared relatively."""
 
-_SYMBOLS = str.maketrans(
-    {
-        "\N{MINUS SIGN}": "-",
-        "\N{EN DASH}": "-",
-        "\N{NO-BREAK SPACE}": " ",
-        "\N{MULTIPLICATION SIGN}": r"\times ",
-        "\N{MIDDLE DOT}": r"\cdot ",
-        "\N{DIVISION SIGN}": r"\div ",
-        "\N{GREEK SMALL LETTER PI}": r"\pi ",
-        "\N{INFINITY}": r"\infty ",
-        "\N{SQUARE ROOT}": r"\sqrt ",
-        "\N{LESS-THAN OR EQUAL TO}": r"\le ",
-        "\N{GREATER-THAN OR EQUAL TO}": r"\ge ",
-        "\N{UNION}": r"\cup ",
-        "\N{DEGREE SIGN}": r"^\circ ",
-        "\N{EMPTY SET}": r"\emptyset ",
-        "\N{EURO SIGN}": " ",
-        "\N{VULGAR FRACTION ONE HALF}": r"\frac{1}{2}",
-        "\N{VULGAR FRACTION ONE QUARTER}": r"\frac{1}{4}",
-        "\N{VULGAR FRACTION THREE QUARTERS}": r"\frac{3}{4}",
-        "\N{SUPERSCRIPT TWO}": "^2",
-        "\N{SUPERSCRIPT THREE}": "^3",
-    }
-)
-_TEXT = r"\\(?:text(?:rm|bf|it)?|mathrm|mbox)\s*\{"
-_NAMES = {
-    "langle": "(", "rangle": ")", "lbrace": r"\\{", "rbrace": r"\\}", "varnothing": r"\\emptyset ",
-    "degree": r"^\\circ ",
-}  # fmt: skip
-_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_SPELLINGS = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        *((rf"\\{name}(?![a-zA-Z])", meaning) for name, meaning in _NAMES.items()),
-        # delimiters of mathematics, which also stand between parts; the dollar as a unit; sizes of brackets; colours
-        (r"(?<!\\)\\?\$|(?<!\\)\\[()\[\]]", " "),
-        (r"\\[bB]igg?[lrm]?(?![a-zA-Z])", ""),
-        (r"\\(?:text)?color\s*\{[^{}]*\}|\\underline(?![a-zA-Z])|\\[hv]?phantom\s*\{[^{}]*\}", ""),
-        # one number each, read as several or not at all: 12\,500, 12\ 500 and 12{,}500; 6. and -3./2; 2 3/4; 4.5e33;
-        # 1.5 x 10^8; 5 million
-        (r"(?<=\d)(?:\{,\}|,?\\[,!]|\\ (?!\d+/))\s*(?=\d{3}(?!\d))", ""),
-        (r"\\q?quad(?![a-zA-Z])|(?<!\\)\\[ ;:]|~", " "),
-        (r"(?<=\d)\.(?=\s*(?:[-+*/^,;)}]|$))", ""),
-        (r"(?<![\w./^])(\d+)\s+(\d+)/(\d+)(?![\d./])", r"\1\\frac{\2}{\3}"),
-        (r"(?<![\w\\.])(\d+\.?\d*|\.\d+)[eE]([-+]?\d+)(?![\w.])", r"\1 \\cdot 10^{\2}"),
-        (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
-        *(
-            (rf"(?<=[\d}}])((?:\\,|\s)*(?:{_TEXT})?\s*){scale}s?(?![a-zA-Z])", rf" \\cdot {number}\1")
-            for scale, number in _SCALES.items()
-        ),
-        # constants and functions that are taken for words: an upright e or i; pi, sqrt(3) and np.sin without backslash
-        (r"\\(?:mathrm|text|textrm)\{([ei])\}", r"\1"),
-        (r"\\?sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"(?<![\\a-zA-Z])(?:np\.|math\.)?(pi|sqrt|(?:arc)?(?:sin|cos|tan)h?|ln|log|exp)(?![a-zA-Z])", r"\\\1"),
-        # what the parser gives up on: an index and no braces; a name below that is an operator elsewhere; and primes,
-        # which it does not see
-        (r"(\\sqrt\[[^\]]*\])\s*(\w)", r"\1{\2}"),
-        (r"_\{?\\(max|min|odot|oplus)(?![a-zA-Z])\s*\}?", r"_{\1}"),
-        (r"(?<=[a-zA-Z])''(?!['a-zA-Z])", "_{pp}"),
-        (r"(?<=[a-zA-Z])'(?!['a-zA-Z])", "_{p}"),
-        # intervals as ]0, 1[ and as {x : 0 < x < 1}
-        (r"^(\s*(?:\\left\s*)?)\](?=[^\[\]]*[\[\])]\s*$)", r"\1("),
-        (r"^(\s*(?:\\left\s*)?[\[(][^\[\]]*)\[\s*$", r"\1)"),
-        (
-            r"^\s*(?:\\left)?\\\{\s*[a-zA-Z]\s*(?::|\||\\mid(?![a-zA-Z]))([^{},;]*[<>\\][^{},;]*?)(?:\\right\s*)?\\\}\s*$",
-            r"\1",
-        ),
-        # words around the answer: Markdown; a sentence; what a text joins or measures, and how; the variable of an
-        # interval; the brackets of a choice
-        (r"(?s)^\s*(\*\*|`)(.*?)\1\s*$", r"\2"),
-        (rf"(?i)^(\s*(?:{_TEXT})?\s*)the (?:final )?answer is\b:?", r"\1"),
-        (rf"({_TEXT}[^{{}}]*?)\b(and|or)\b(?=[^{{}}]*\}})", r"\1}\\text{\2}\\text{"),
-        (rf"{_TEXT}\s*(-?\d[\d.,:/]*)\s*([a-zA-Z][^{{}}]*)?\}}", r"\1\\text{\2}"),
-        (rf"{_TEXT}\s*,?\s*\}}", " "),
-        (r"\bsq(?:uare|\.)?\s+([a-zA-Z]+)", r"\1^2"),
-        (r"\bcu(?:bic|\.)?\s+([a-zA-Z]+)", r"\1^3"),
-        (r"\s+per\s+", "/"),
-        (r"\bmph\b", "mi/h"),
-        (rf"\s*(?:{_TEXT}\s*percent\s*\}}|(?<![a-zA-Z])percent(?![a-zA-Z]))", r"\\%"),
-        (r"^\s*[a-zA-Z]\s*(?:\\in(?![a-zA-Z])|(?=\([^()\[\]]*\]\s*$|\[[^()\[\]]*\)\s*$))", ""),
-        (r"^\s*(?:\\(?:text|mathrm|textbf|mathbf)\{)?\s*\(([A-Za-z])\)\s*\}?\s*$", r"\1"),
-    )
-)
-"""Spellings that math-verify misreads, and what it reads as meant."""
-_REPEATING = re.compile(r"(\d{0,99})\.(\d{0,99})\\(?:overline|bar)\s*\{(\d{1,99})\}")
 _WHERE, _WORDY_WHERE = (
     re.compile(rf"(?s)(?:,|\\text\s*\{{|\s)*(?<![a-zA-Z\\])where(?![a-zA-Z]){rest}") for rest in (".*", r"\D*$")
 )
 """What the letters mean; where a number follows, it may be a second answer."""
 
 _TOKEN = re.compile(
-    rf"(?P<separator>[,;]|{_TEXT}\s*,?\s*(?:and|or)\s*\}}|(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z]))"
+    rf"(?P<separator>[,;]|{TEXT}\s*,?\s*(?:and|or)\s*\}}|(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z]))"
     r"|(?P<open>[(\[{]|\\\{|\\begin(?![a-zA-Z]))|(?P<close>[)\]}]|\\\}|\\end(?![a-zA-Z]))|(?P<colon>:)|\\."
     r"|(?<![\d.,])[1-9]\d{0,2}(?P<thousands>(?:,\d{3})+)(?![\d,])",
     re.DOTALL,
@@ -121,12 +38,12 @@ _NAMED = re.compile(r"(\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?)\s*=")
 _NAMED_TUPLE = re.compile(r"((?:\\left\s*)?\([^()=]*\))\s*=\s*((?:\\left\s*)?\(.*\))", re.DOTALL)
 _INTEGER = re.compile(r"-?[0-9]{1,1000}")
 _BASED = re.compile(r"\(?(\d[\dA-F]{0,999})\)?_\{?\s*([1-9]\d?)\s*\}?")
-_PHRASE = re.compile(rf"(?:{_TEXT})?\s*([a-zA-Z]+(?:[ '-][a-zA-Z]+)*)\s*\}}?")
+_PHRASE = re.compile(rf"(?:{TEXT})?\s*([a-zA-Z]+(?:[ '-][a-zA-Z]+)*)\s*\}}?")
 _WORD = re.compile(
     r"\b(?!(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)h?[a-z]?\b)(?:[a-zA-Z]{4,}|[A-Z]{2,}|[Yy]es|[Nn]o)\b"
 )
 _UNIT = re.compile(
-    rf"(.*(?:[\d)}}\]]|\\pi))(?:\\,|\s)*((?:{_TEXT}\s*[a-zA-Z][^{{}}]*\}}"
+    rf"(.*(?:[\d)}}\]]|\\pi))(?:\\,|\s)*((?:{TEXT}\s*[a-zA-Z][^{{}}]*\}}"
     r"|(?<=\s)(?:[a-zA-Z]{3,}(?:[\s/]+[a-zA-Z.]+)*|(?:[kcm]?m|k?g|ft|mi)/(?:s|h|hr|min|m?l)"
     r"|[kcm]m|[km]g|[cm]l|ft|in|yd|mi|lb|oz|hr|am|pm))\s*(?:\^\s*\{?\s*\d\s*\}?)?)",
     re.DOTALL,
@@ -186,7 +103,7 @@ def compare(item: Comparison) -> Ruling:
         return Ruling(equal=False, reason=f"answer longer than {limit} characters")
     gold, answer = (re.sub(r"\s+", " ", text) for text in (item.gold, item.answer))
     clause = _WHERE if _WHERE.search(gold) else _WORDY_WHERE
-    gold, answer = _tidy(_WHERE.sub("", gold)), _tidy(clause.sub("", answer))
+    gold, answer = tidy(_WHERE.sub("", gold)), tidy(clause.sub("", answer))
     golds, answers = ([] if _tangled(text) else _leaves(text) for text in (gold, answer))
     if not golds or (not re.search(r"\w", gold) and _parse(gold) is None):
         raise ValueError("it is empty, or its brackets do not match")
@@ -206,20 +123,6 @@ def compare(item: Comparison) -> Ruling:
     allowed = f"{item.atol:g}" + (f" + {item.rtol:g} of its size" if item.rtol else "")
     claim = f"{'' if equal else 'not '}within {allowed} of {_short(item.gold)}"
     return Ruling(equal=equal, reason=f"{_short(item.answer)} is {claim}")
-
-
-def _tidy(text: str) -> str:
-    text = _REPEATING.sub(_fraction, text.translate(_SYMBOLS))
-    for pattern, replacement in _SPELLINGS:
-        text = pattern.sub(replacement, text)
-    return text.strip().rstrip(".").rstrip()
-
-
-def _fraction(repeating: re.Match[str]) -> str:
-    r"""``0.1\overline{6}`` is 15/90."""
-    whole, decimals, period = repeating.groups()
-    difference = int(whole + decimals + period) - int(f"0{whole}{decimals}")
-    return rf"\frac{{{difference}}}{{{(10 ** len(period) - 1) * 10 ** len(decimals)}}}"
 
 
 def _tangled(text: str) -> bool:
@@ -358,7 +261,7 @@ def _value(text: str) -> str:
 def _measure(text: str) -> tuple[str, str]:
     """A quantity and its unit, if any."""
     measured = _UNIT.fullmatch(text)
-    return (measured[1], re.sub(rf"{_TEXT}|[\s{{}}]", "", measured[2]).lower()) if measured else (text, "")
+    return (measured[1], re.sub(rf"{TEXT}|[\s{{}}]", "", measured[2]).lower()) if measured else (text, "")
 
 
 def _like_units(unit: str, other: str) -> bool:
