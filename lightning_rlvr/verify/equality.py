@@ -45,7 +45,7 @@ _WORD = re.compile(
 _UNIT = re.compile(
     rf"(.*(?:[\d)}}\]]|\\pi))(?:\\,|\s)*((?:{TEXT}\s*[a-zA-Z][^{{}}]*\}}"
     r"|(?<=\s)(?:[a-zA-Z]{3,}(?:[\s/]+[a-zA-Z.]+)*|(?:[kcm]?m|k?g|ft|mi)/(?:s|h|hr|min|m?l)"
-    r"|[kcm]m|[km]g|[cm]l|ft|in|yd|mi|lb|oz|hr|am|pm))\s*(?:\^\s*\{?\s*\d\s*\}?)?)",
+    r"|[kcm]?m|[km]?g|[cm]?l|s|h|ft|in|yd|mi|lb|oz|hr|am|pm))\s*(?:\^\s*\{?\s*\d\s*\}?)?)",
     re.DOTALL,
 )
 _SHORT_UNITS = {
@@ -278,7 +278,9 @@ def _abbreviates(unit: str, other: str) -> bool:
     short, long = sorted(names, key=len)
     letters = iter(long)
     within = len(short) > 1 and short[0] == long[0] and all(letter in letters for letter in short)
-    return power == other_power and (short == long or within)
+    scales = [re.match("milli|centi|kilo|", name) for name in (short, long)]  # a metre is no millimetre
+    alike = len({scale and scale[0] for scale in scales}) == 1
+    return power == other_power and (short == long or (within and alike))
 
 
 def _readings(gold: str, answer: str) -> list[tuple[str, str]]:
