@@ -1,4 +1,3 @@
-import signal
 import sys
 
 import pytest
@@ -8,7 +7,7 @@ from lightning_rlvr.__main__ import main
 
 
 def interrupt(**columns):
-    signal.raise_signal(signal.SIGINT)
+    raise KeyboardInterrupt
 
 
 class Interrupting:
@@ -16,7 +15,7 @@ class Interrupting:
 
     def find_spec(self, name, path, target=None):
         if name == "lightning_rlvr.cli":
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
 
 
 def test_interrupted_verification_ends_with_status_130(capsys):

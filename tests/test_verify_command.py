@@ -3,7 +3,6 @@
 import inspect
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -22,7 +21,7 @@ def half_of_it(completions, gold, **columns):
 
 def interrupted_at_60(gold, **columns):
     if 60 in gold:
-        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt
     return [1.0] * len(gold)
 
 
