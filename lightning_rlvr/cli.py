@@ -67,6 +67,8 @@ def _settings_of_former_class_dropped() -> Iterator[None]:
 class RunParser(ExplainedErrors, LightningArgumentParser):
     """Lightning's parser, with errors of one sentence."""
 
+    short_flags = ("limit", "num_samples")
+
 
 class SaveRunConfig(SaveConfigCallback):
     """Keeps the resolved configuration with the run; a resumed run adds its own beside the first.
@@ -87,17 +89,18 @@ class SaveRunConfig(SaveConfigCallback):
     @override
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         command = "test" if trainer.testing else "validate"
-        self.config_filename, self.overwrite = f"config.{command}.yaml", True
-        super().setup(trainer, pl_module, command)
+        self._keep(trainer, pl_module, f"config.{command}.yaml", overwrite=True)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = run_folder(trainer)
-        if folder is None:
-            return
-        if trainer.is_global_zero:
-            self.config_filename = unused(folder / self.config_filename).name
-        super().setup(trainer, pl_module, "fit")
+        if folder is not None:
+            self._keep(trainer, pl_module, unused(folder / "config.yaml").name, overwrite=False)
+
+    def _keep(self, trainer: Trainer, pl_module: LightningModule, name: str, *, overwrite: bool) -> None:
+        self.config_filename, self.overwrite = name, overwrite
+        self.already_saved = False  # by another command of the same process
+        super().setup(trainer, pl_module, str(trainer.state.fn))
 
     @override
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -196,6 +199,8 @@ class RLVRCLI(LightningCLI):
         if self.trainer.is_global_zero:
             console = Console()
             console.print(evaluation_table(module.results, module.evaluator.conditions))
+            if module.evaluator.num_reused:
+                console.print(f"{module.evaluator.num_reused} samples were there already")
             for store in module.evaluator.stores.values():
                 console.print(f"samples: {store.path}", soft_wrap=True)
             console.print(f"run folder: {folder}", soft_wrap=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from jsonargparse import ArgumentParser
 from typing_extensions import override
@@ -34,9 +34,12 @@ def one_sentence_errors() -> Iterator[None]:
 class ExplainedErrors(ArgumentParser):
     """A parser that says what is wrong in a few lines, without the usage of two hundred settings."""
 
+    short_flags: ClassVar[tuple[str, ...]] = ()
+    """Names that stand for a setting's whole name; worth suggesting too."""
+
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise ValueError(explained(message, _settings(self))) from ex
+        raise ValueError(explained(message, [*self.short_flags, *_settings(self)])) from ex
 
 
 def _settings(parser: argparse.ArgumentParser) -> list[str]:

@@ -144,7 +144,7 @@ def with_class_paths(args: Sequence[str], registries: Mapping[str, Registry[Any]
 
     Args:
         args: The command line.
-        registries: The flags that take a short name, and where it is filed.
+        registries: The flags that take a short name, as do those with ``.help`` behind, and where it is filed.
 
     Raises:
         ValueError: No plug-in has that name; the message lists the choices.
@@ -161,10 +161,10 @@ def with_class_paths(args: Sequence[str], registries: Mapping[str, Registry[Any]
         if pending is not None:
             expanded.append(_expanded(arg, pending))
             pending = None
-        elif flag in registries and equals:
-            expanded.append(f"{flag}={_expanded(value, registries[flag])}")
+        elif (registry := registries.get(flag.removesuffix(".help"))) and equals:
+            expanded.append(f"{flag}={_expanded(value, registry)}")
         else:
-            pending = registries.get(arg)
+            pending = registry
             expanded.append(arg)
     return expanded
 

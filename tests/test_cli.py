@@ -9,7 +9,7 @@ import yaml
 from lightning.pytorch import Trainer
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from command_line import CONFIGS, SMALL, fit, parse, plugins, sums
+from command_line import CONFIGS, SMALL, TINY, error, fit, parse, plugins, sums
 from lightning_rlvr.__main__ import main
 from lightning_rlvr.calibration.base import CALIBRATORS
 from lightning_rlvr.credit.ablation.prompt_mask import PromptMask
@@ -166,6 +166,18 @@ def test_every_overlay_changes_an_experiment(file):
 
 
 # --- names ---
+
+
+@pytest.mark.parametrize("flags", [["--credit.help", "margin"], ["--credit.help=margin"]])
+def test_short_names_have_help(flags, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["fit", *flags])
+    assert end.value.code == 0
+    assert "--credit.floor FLOOR" in capsys.readouterr().out
+
+
+def test_short_flags_are_suggested(capsys):
+    assert "did you mean num_samples" in error(capsys, "test", "-c", TINY, "--num_sample", "4")
 
 
 @pytest.mark.parametrize("flags", [["--credit", "margin"], ["--credit=margin"], ["--credit", "MarginCredit"]])

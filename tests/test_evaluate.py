@@ -130,7 +130,9 @@ def test_an_interrupted_evaluation_continues_and_draws_nothing_twice(tmp_path, b
     assert per_problem(cut, "nine") == per_problem(whole, "nine")
     assert logged(cut) == logged(whole)
     counting.batches_left = 0
-    evaluate(tmp_path / "cut", *flags)  # all is there already
+    capsys.readouterr()
+    evaluate(tmp_path / "cut", *flags)
+    assert "26 samples were there already" in capsys.readouterr().out
     assert {path.name for path in (cut / "eval").iterdir() if path.is_dir()} == {"four", "nine"}
 
 

@@ -93,6 +93,9 @@ def test_quickstart_shows_what_the_run_measured(tmp_path):
     for name, path in (("plot", "quickstart.png"), ("adapter", "adapter")):
         assert re.search(rf"^{name} +{re.escape(str(run / path))}$", done.stdout, re.MULTILINE)
         assert (run / path).exists()
+    assert {"config.yaml", "config.validate.yaml"} <= {file.name for file in run.iterdir()}, (
+        "it can be resumed and tested"
+    )
     assert (run / "quickstart.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -179,8 +179,8 @@ class PromptDataModule(LightningDataModule):
             )
         if not held_out:
             raise ValueError(
-                "no held-out problem is left; hold some out in the sources of `train`, give other sources as `val`, "
-                "or set `val_problems` to 0 for no validation"
+                "no held-out problem is left; hold some out in the sources of `train` (`held_out`), give others as "
+                "`val`, or set `val_problems` to 0 for no validation"
             )
         limit = self.val_problems if self.test_problems is None or stage != "test" else self.test_problems
         self._prompts["val"] = [self._choose(held_out, "val", limit)]

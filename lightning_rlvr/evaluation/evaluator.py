@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rlvr.distributed import gather_list
 from lightning_rlvr.evaluation.samples import Sample
@@ -35,6 +36,7 @@ class _Judged(NamedTuple):
     problem_id: str
     problem_hash: str
     verdict: Verdict
+    reused: bool
 
 
 class Evaluator:
@@ -80,6 +82,9 @@ class Evaluator:
         self.stores = stores
         self.conditions = conditions
         self.rank = rank
+        self.num_reused = 0
+        """Samples of all processes that were in the stores before, after ``finish``."""
+        self._reused: set[tuple[str, int]] = set()
         self._num_batches = 0
         self._judged: list[_Judged] = []
 
@@ -90,6 +95,8 @@ class Evaluator:
             self._count(prompts, samples)
         except BaseException:
             self.close()
+            if self.stores:
+                rank_zero_info("the samples so far are kept: the same command goes on with them")
             raise
 
     def close(self) -> None:
@@ -108,6 +115,7 @@ class Evaluator:
             for number in range(self.num_samples):
                 if (shown, number) in done:
                     samples.append((row, done[shown, number]))
+                    self._reused.add((shown, number))
                 else:
                     missing.append((row, number))
         for start in range(0, len(missing), _ROWS_AT_ONCE):
@@ -170,7 +178,10 @@ class Evaluator:
         for name, (row, sample), verdict in zip(sets, samples, self.judge(sets, attempts), strict=True):
             counted[name].append(sample.judged(verdict))
             place = self._num_batches, row, self.rank, sample.sample
-            self._judged.append(_Judged(*place, name, prompts.problem_ids[row], sample.problem_hash, verdict))
+            key = sample.problem_hash, sample.sample
+            self._judged.append(
+                _Judged(*place, name, prompts.problem_ids[row], key[0], verdict, reused=key in self._reused)
+            )
         for name, of_set in counted.items():
             self.summary.update(name, of_set)
         self._num_batches += 1
@@ -179,6 +190,7 @@ class Evaluator:
         """Complete the stores and sum up over all processes, by set; a collective call."""
         if self.stores:
             everything = sorted(gather_list(strategy, self._judged), key=lambda one: one[:4])
+            self.num_reused = sum(one.reused for one in everything)
             for name, store in self.stores.items():
                 of_set = [one for one in everything if one.set_name == name]
                 problems = list(dict.fromkeys((one.problem_id, one.problem_hash) for one in of_set))
