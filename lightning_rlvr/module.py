@@ -356,7 +356,9 @@ class RLVRModule(LightningModule):
             rank_zero_warn(f"greedy samples are all the same: 1 instead of `evaluation.num_samples` = {num_samples}")
             num_samples = 1
         self._evaluated_split: Split = split
-        sets, conditions = data.set_names(split), self._evaluation_conditions()
+        sets = data.set_names(split)
+        keeps = self.trainer.state.fn != "fit"  # a digest of all weights is not for every validation of a training
+        conditions = self._evaluation_conditions() if keeps else {}
         self.evaluator = Evaluator(
             self.policy,
             self.engine,
@@ -391,7 +393,7 @@ class RLVRModule(LightningModule):
 
     def _stores(self, sets: Sequence[str], conditions: Mapping[str, Any]) -> dict[str, SampleStore]:
         folder, keep = self.trainer.log_dir, self.evaluation_settings.keep
-        if self.trainer.state.fn == "fit" or keep == "nothing" or folder is None or not self.trainer.loggers:
+        if not conditions or keep == "nothing" or folder is None or not self.trainer.loggers:
             return {}
         return open_stores(self.trainer.strategy, Path(folder) / "eval", sets, conditions, keep_text=keep == "texts")
 

@@ -17,6 +17,7 @@ from lightning_rlvr.calibration.zscore import ZScoreCalibrator
 from lightning_rlvr.credit.uniform import UniformCredit
 from lightning_rlvr.evaluation.store import SampleStore
 from lightning_rlvr.monitoring.run_folder import RunLogger
+from lightning_rlvr.policy.policy import Policy
 from lightning_rlvr.rollout.hf import HFEngine
 from runs import make_data, make_module, scalars
 
@@ -278,6 +279,11 @@ def test_validation_in_training_uses_the_same_code_and_keeps_no_samples(tmp_path
     validated = evaluate(tmp_path, "--num_samples=2", command="validate")
     assert len(per_problem(validated, "sums")) == 8
     assert (validated / "config.validate.yaml").is_file()
+
+
+def test_training_takes_no_digest_of_the_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(Policy, "digest", property(lambda policy: pytest.fail("for commands that keep samples only")))
+    fit(tmp_path, "--trainer.val_check_interval=1")
 
 
 def test_greedy_evaluation_takes_one_sample_and_says_so(tmp_path, benchmarks, counting):  # EV-05

@@ -93,7 +93,16 @@ class SampleTable(SampleMetric):
         return torch.cat([number[:, None].double(), value.reshape(-1, self.num_values)], 1)
 
 
-class PassAtK(SampleMetric):
+class _AtK(SampleMetric):
+    """A metric of k samples."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        require(k >= 1, "k", ">= 1", k)
+        self.k = k
+
+
+class PassAtK(_AtK):
     """Unbiased pass@k, mean over problems; the value is 1 for a correct sample, else 0. ``k = 1`` is avg@n.
 
     Args:
@@ -106,11 +115,6 @@ class PassAtK(SampleMetric):
         tensor(0.3333, dtype=torch.float64)
     """
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        require(k >= 1, "k", ">= 1", k)
-        self.k = k
-
     @override
     def reduce(self, problem: Tensor, value: Tensor) -> Tensor:
         return self.by_problem(problem, value).mean()
@@ -122,7 +126,7 @@ class PassAtK(SampleMetric):
         return pass_at_k(counts, correct, self.k)
 
 
-class MajorityAtK(SampleMetric):
+class MajorityAtK(_AtK):
     """maj@k, mean over problems; the value is a vote as ``majority_at_k`` reads it, NaN where answers are unknown.
 
     With a NaN among them the result is NaN: a majority of those that are known would be another quantity.
@@ -136,11 +140,6 @@ class MajorityAtK(SampleMetric):
         >>> metric.compute()
         tensor(1., dtype=torch.float64)
     """
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        require(k >= 1, "k", ">= 1", k)
-        self.k = k
 
     @override
     def reduce(self, problem: Tensor, value: Tensor) -> Tensor:
