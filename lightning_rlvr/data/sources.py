@@ -66,7 +66,7 @@ class ProblemSource(ABC):
         """The problems of a split, the same for the same ``seed``.
 
         Args:
-            split: `train`, or `val` or `test` for held-out problems.
+            split: `train`, `val` for held-out problems, or `test` for a benchmark.
             seed: Data seed; other seeds give unrelated draws or splits.
 
         Raises:
@@ -119,16 +119,15 @@ class ReasoningGymSource(ProblemSource):
         if self.dataset not in DATASETS:
             raise ValueError(f"unknown `dataset` {self.dataset!r}; choices: {', '.join(sorted(DATASETS))}")
         # item i of seed s is made from Random(s + i): near seeds would share their items
-        drawn = "val" if _held_out(split) else "train"
-        first = derive_seed("reasoning_gym", self.dataset, seed, drawn) % 2**31
-        size = self.size if drawn == "train" else self.val_size
+        first = derive_seed("reasoning_gym", self.dataset, seed, split) % 2**31
+        size = self.val_size if _held_out(split) else self.size
         try:
             items = list(create_dataset(self.dataset, seed=first, size=size, **self.settings)) if size else []
         except (TypeError, AssertionError) as error:
             names = ", ".join(f.name for f in fields(DATASETS[self.dataset][1]) if f.name not in {"seed", "size"})
             raise ValueError(f"`settings` of {self.dataset} do not fit ({error}); choices: {names}") from error
         return [
-            Problem(id=f"{self.task}/{seed}/{drawn}/{i}", problem=item["question"], columns=item, task=self.task)
+            Problem(id=f"{self.task}/{seed}/{split}/{i}", problem=item["question"], columns=item, task=self.task)
             for i, item in enumerate(items)
         ]
 
@@ -165,12 +164,14 @@ class SumsSource(ProblemSource):
 
     @override
     def load(self, split: Split, seed: int) -> list[Problem]:
-        # one draw without replacement, so that the splits are disjoint
-        records = sums.generate(seed, self.size + self.val_size, max_term=self.max_term)
-        chosen = slice(self.size, None) if _held_out(split) else slice(self.size)
+        if split == "test":  # a benchmark is a draw of its own, whatever is trained on
+            records = sums.generate(f"{seed}:test", self.val_size, max_term=self.max_term)
+        else:  # one draw without replacement, so that the splits are disjoint
+            both = sums.generate(seed, self.size + self.val_size, max_term=self.max_term)
+            records = both[self.size :] if _held_out(split) else both[: self.size]
         return [
             Problem(id=f"{self.task}/{row['problem']}", problem=row["problem"], columns=dict(row), task=self.task)
-            for row in records[chosen]
+            for row in records
         ]
 
 

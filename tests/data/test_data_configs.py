@@ -70,7 +70,16 @@ def test_every_benchmark_of_a_suite_loads_from_its_own_columns(tmp_path, suite):
 
 
 def test_every_suite_is_tested():
-    assert {path.stem for path in (CONFIGS / "suite").iterdir()} == SUITES.keys()
+    assert {path.stem for path in (CONFIGS / "suite").iterdir()} == SUITES.keys() | {"tiny_sums"}
+
+
+def test_the_generated_suite_is_the_same_for_all_data_seeds():
+    loaded = []
+    for seed in (0, 1):
+        cli = parse("--data.test", CONFIGS / "suite" / "tiny_sums.yaml", f"--data.data_seed={seed}")
+        loaded.append([problem.problem for problem in cli.datamodule.test_sources[0].load("test", 0)])
+    assert loaded[0] == loaded[1]
+    assert len({*loaded[0]}) == 200
 
 
 def test_tolerances_reach_the_verifier(tmp_path):

@@ -81,16 +81,19 @@ def test_misspelt_split_names_the_choices(source):
         source.load("valid", 0)
 
 
-@pytest.mark.parametrize("kind", ["reasoning_gym", "sums", "file"])
-def test_a_benchmark_is_the_held_out_problems(toy, kind):
-    sources = {
-        "reasoning_gym": partial(ReasoningGymSource, size=3, val_size=2),
-        "sums": partial(SumsSource, size=3, val_size=2),
-        "file": partial(DatasetSource, toy, columns=COLUMNS, held_out=2),
-    }
-    source = sources[kind]()
+def test_a_benchmark_file_is_its_held_out_rows(toy):
+    source = DatasetSource(toy, columns=COLUMNS, held_out=2)
     assert source.load("test", 5) == source.load("val", 5)
     assert len(source.load("test", 5)) == 2
+
+
+@pytest.mark.parametrize("kind", [ReasoningGymSource, SumsSource])
+def test_a_generated_benchmark_is_a_draw_of_its_own(kind):
+    source = kind(size=3, val_size=50)
+    benchmark = texts(source.load("test", 0))
+    assert len(benchmark) == 50
+    assert len(benchmark & texts(source.load("val", 0))) < 5
+    assert benchmark == texts(kind(size=0, val_size=50).load("test", 0)) != texts(source.load("test", 1))
 
 
 # --- files ---
