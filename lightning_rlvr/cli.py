@@ -33,6 +33,7 @@ from lightning_rlvr.explain import explain
 from lightning_rlvr.messages import ExplainedErrors, explained, one_sentence_errors
 from lightning_rlvr.module import RLVRModule
 from lightning_rlvr.monitoring.checkpoint import AtomicCheckpointIO, RunCheckpoint
+from lightning_rlvr.monitoring.ledger import RunLedger
 from lightning_rlvr.monitoring.progress import StepProgress
 from lightning_rlvr.monitoring.run_folder import RunFolder, RunLogger, run_folder, unused
 from lightning_rlvr.monitoring.samples import SampleWriter
@@ -217,7 +218,7 @@ class RLVRCLI(LightningCLI):
         plugins = settings.get("plugins") or []
         kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
         bar = [] if settings.get("enable_progress_bar") is False else [StepProgress()]
-        settings["callbacks"] = [*(settings.get("callbacks") or []), RunFolder(self._columns()), *bar]
+        settings["callbacks"] = [*(settings.get("callbacks") or []), RunFolder(self._columns()), RunLedger(), *bar]
         return super().instantiate_trainer(**kwargs)
 
     @override
