@@ -30,6 +30,18 @@ def _run(args: Sequence[str] | None) -> None:
 
         with one_sentence_errors():
             verify_command(arguments[1:])
+    elif arguments[0] == "sweep":
+        from lightning_rlvr.messages import one_sentence_errors
+        from lightning_rlvr.sweep.command import sweep_command
+
+        with one_sentence_errors():
+            sweep_command(arguments[1:])
+    elif arguments[0] == "report":
+        from lightning_rlvr.messages import one_sentence_errors
+        from lightning_rlvr.report.command import report_command
+
+        with one_sentence_errors():
+            report_command(arguments[1:])
     else:
         from lightning_rlvr import cli
 

@@ -17,6 +17,7 @@ LAYERS = {
     "learner": 4, "module": 4,
     "monitoring": 5,
     "__main__": 6, "cli": 6, "verify_command": 6, "messages": 6, "explain": 6, "quickstart": 6,
+    "sweep": 6, "report": 6,
 }  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""One YAML as paired runs: expansion into commands, and launchers that run them."""

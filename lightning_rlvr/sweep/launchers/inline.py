@@ -1,0 +1,20 @@
+"""All cells in this process, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from typing_extensions import override
+
+from lightning_rlvr.sweep.launchers.base import LAUNCHERS, Launcher
+from lightning_rlvr.sweep.runner import Job, Outcome, in_process
+
+
+@LAUNCHERS.register("inline")
+class InlineLauncher(Launcher):
+    """No process for each run: for many short runs, and for a debugger."""
+
+    @override
+    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        for job in jobs:
+            yield job.run(call=in_process)

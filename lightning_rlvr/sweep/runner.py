@@ -1,0 +1,274 @@
+"""One cell of a sweep as a job: the two commands in processes of their own, resumed, retried and accounted for."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+from lightning_rlvr.monitoring.files import PROGRESS_FILE, replace_text
+from lightning_rlvr.sweep.spec import Cell
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+_SECONDS_TO_END = 20
+"""After SIGTERM, before SIGKILL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a cell ended."""
+
+    cell: str
+    status: Literal["finished", "failed", "busy"]
+    """``busy``: another sweep is running it."""
+    attempts: int = 0
+    """0: it was finished before."""
+    seconds: float = 0.0
+    message: str = ""
+
+
+class StoppedError(Exception):
+    """The job was told to stop; it goes on when it is run again."""
+
+
+Call = Callable[[Sequence[str], Path, Path, Mapping[str, str], threading.Event], int]
+"""Runs ``rlvr`` with arguments, its output appended to a file, from a directory, with environment variables, until an
+event tells it to stop; returns the exit status."""
+
+
+def in_subprocess(
+    args: Sequence[str], log: Path, cwd: Path, environment: Mapping[str, str], stop: threading.Event
+) -> int:
+    """A process of its own, which ends with this one whatever happens to it (on Linux).
+
+    Raises:
+        StoppedError: ``stop`` was set; the process has been terminated.
+    """
+    variables = {name: value for name, value in (os.environ | environment).items() if value != UNSET}
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lightning_rlvr", *args],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=variables,
+            start_new_session=True,  # Ctrl-C reaches this process, which then ends that one and its children
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+    try:
+        while True:
+            try:
+                return process.wait(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                if stop.is_set():
+                    raise StoppedError from None
+    finally:
+        _end(process)
+
+
+UNSET = "<unset>"
+"""As the value of an environment variable of a job: it is removed."""
+
+
+def in_process(
+    args: Sequence[str], log: Path, cwd: Path, environment: Mapping[str, str], stop: threading.Event
+) -> int:
+    """This very process: no start-up time, and a debugger sees it."""
+    from lightning_rlvr.__main__ import main
+
+    with log.open("a", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output):
+        try:
+            main(args)
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                print(end.code)  # noqa: T201  # into the log
+                return 1
+            if end.code == 128 + signal.SIGINT:
+                raise KeyboardInterrupt from end
+            return int(end.code or 0)
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A cell and where it runs; may be pickled and sent to another machine that shares the file system."""
+
+    cell: Cell
+    folder: Path
+    """Of the sweep, absolute."""
+    cwd: Path
+    """Directory from which paths in the commands are meant."""
+    retries: int = 1
+
+    @property
+    def path(self) -> Path:
+        """Folder of the cell."""
+        return self.folder / self.cell.folder
+
+    def run(
+        self,
+        environment: Mapping[str, str] = NOTHING,
+        stop: threading.Event | None = None,
+        call: Call = in_subprocess,
+    ) -> Outcome:
+        """Train and test, or what is left of it; may be called again at any time, from anywhere.
+
+        Args:
+            environment: Variables for the commands; ``UNSET`` removes one.
+            stop: Once set, the job ends as soon as it can.
+            call: How a command is run.
+
+        Raises:
+            StoppedError: ``stop`` was set.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            return Outcome(cell=self.cell.folder, status="busy", message="another sweep is running it")
+        with lock:
+            before = read_json(self.path / "cell.json")
+            if before.get("status") == "finished" and before["cell"] == _plain(self.cell):
+                return Outcome(cell=self.cell.folder, status="finished", seconds=before.get("seconds", 0.0))
+            return self._run(environment, stop or threading.Event(), call, spent=before.get("seconds", 0.0))
+
+    def _run(self, environment: Mapping[str, str], stop: threading.Event, call: Call, spent: float) -> Outcome:
+        started, attempts, message = time.monotonic(), 0, ""
+
+        def seconds() -> float:
+            return spent + time.monotonic() - started
+
+        def command(args: Sequence[str]) -> int:
+            with (self.path / "log.txt").open("a", encoding="utf-8") as log:
+                log.write(f"\n$ rlvr {' '.join(args)}\n")
+            try:
+                return call(args, self.path / "log.txt", self.cwd, environment, stop)
+            finally:
+                self._keep("running", attempts, seconds(), message)
+
+        for attempts in range(1, self.retries + 2):
+            self._keep("running", attempts, seconds(), message)
+            failed = self._attempt(command)
+            if failed is None:
+                self._keep("finished", attempts, seconds(), "")
+                return Outcome(cell=self.cell.folder, status="finished", attempts=attempts, seconds=seconds())
+            message = failed
+        self._keep("failed", attempts, seconds(), message)
+        return Outcome(cell=self.cell.folder, status="failed", attempts=attempts, seconds=seconds(), message=message)
+
+    def _attempt(self, command: Callable[[Sequence[str]], int]) -> str | None:
+        """Do what is left; the reason of a failure, or None."""
+        run = newest_run(self.path)
+        if run is None or not trained(run):
+            checkpoint = None if run is None else run / "checkpoints" / "last.ckpt"
+            resumed = [] if checkpoint is None or not checkpoint.exists() else ["--ckpt_path", self._seen(checkpoint)]
+            if status := command([*self.cell.fit, *resumed]):
+                return f"`rlvr fit` ended with {_reason(status, self.path / 'log.txt')}"
+            run = newest_run(self.path)
+            if run is None:
+                return "`rlvr fit` left no run folder"
+        if self.cell.test is not None:
+            last = run / "checkpoints" / "last.ckpt"
+            if status := command([*self.cell.test, "--ckpt_path", self._seen(last)]):
+                return f"`rlvr test` ended with {_reason(status, self.path / 'log.txt')}"
+        return None
+
+    def _seen(self, path: Path) -> str:
+        return str(path.relative_to(self.cwd) if path.is_relative_to(self.cwd) else path)
+
+    def _keep(self, status: str, attempts: int, seconds: float, message: str) -> None:
+        content = {"status": status, "attempts": attempts, "seconds": round(seconds, 1), "message": message}
+        replace_text(self.path / "cell.json", json.dumps(content | {"cell": _plain(self.cell)}, indent=2) + "\n")
+
+
+def _plain(cell: Cell) -> Any:
+    return json.loads(json.dumps(asdict(cell)))
+
+
+def newest_run(cell: Path) -> Path | None:
+    """The run folder of a cell that has come furthest: with a checkpoint before without, then the newest."""
+    runs = [path for path in cell.glob("version_*") if path.name.removeprefix("version_").isdecimal()]
+
+    def rank(run: Path) -> tuple[bool, int]:
+        return (run / "checkpoints" / "last.ckpt").exists(), int(run.name.removeprefix("version_"))
+
+    return max(runs, key=rank, default=None)
+
+
+def trained(run: Path) -> bool:
+    """The run has trained to its end."""
+    progress = read_json(run / PROGRESS_FILE)
+    if progress.get("finished"):
+        return True
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    if not progress or not checkpoint.exists():
+        return False
+    import torch  # only where a run was killed after its last step, or in the middle
+
+    try:
+        saved = torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True)
+    except Exception:  # whatever the bytes lead to: `rlvr fit` then says what is wrong with it
+        return False
+    return bool(0 < progress["max_steps"] <= saved["global_step"])
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a file, or an empty one where there is no such file."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{str(file)!r} must hold an object, got {type(content).__name__}")
+    return content
+
+
+def _die_with_parent() -> None:
+    set_death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        try:
+            process.wait(timeout=_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _reason(status: int, log: Path) -> str:
+    how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+    return f"{how}: {_last_words(log)}"
+
+
+def _last_words(log: Path) -> str:
+    """The error that a command ended with: its one sentence, or the last line that it wrote."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - 20_000))
+        lines = [line.strip() for line in stream.read().decode(errors="replace").replace("\r", "\n").splitlines()]
+    return next(_said(lines), "it said nothing")
+
+
+def _said(lines: Sequence[str]) -> Iterator[str]:
+    start = max((number for number, line in enumerate(lines) if line.startswith("$ rlvr ")), default=-1)
+    of_command = [line for line in lines[start + 1 :] if line]
+    yield from (line.removeprefix("rlvr: ") for line in reversed(of_command) if line.startswith("rlvr: "))
+    yield from reversed(of_command)
