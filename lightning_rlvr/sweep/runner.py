@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -57,7 +58,8 @@ def in_subprocess(
     Raises:
         StoppedError: ``stop`` was set; the process has been terminated.
     """
-    variables = {name: value for name, value in (os.environ | environment).items() if value != UNSET}
+    quiet = {"TQDM_MININTERVAL": "10"}  # the progress bar goes into a file
+    variables = {name: value for name, value in {**quiet, **os.environ, **environment}.items() if value != UNSET}
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "lightning_rlvr", *args],
@@ -90,7 +92,7 @@ def in_process(
     """This very process: no start-up time, and a debugger sees it."""
     from lightning_rlvr.__main__ import main
 
-    with log.open("a", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output):
+    with log.open("a", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output), chdir(cwd):
         try:
             main(args)
         except SystemExit as end:
@@ -100,6 +102,9 @@ def in_process(
             if end.code == 128 + signal.SIGINT:
                 raise KeyboardInterrupt from end
             return int(end.code or 0)
+        except Exception:  # a plug-in may raise anything; a process of its own would end with status 1
+            traceback.print_exc()
+            return 1
     return 0
 
 
@@ -136,12 +141,11 @@ class Job:
             StoppedError: ``stop`` was set.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / ".lock")
         try:
-            lock.acquire(blocking=False)
+            held = FileLock(self.path / ".lock").acquire(blocking=False)
         except Timeout:
             return Outcome(cell=self.cell.folder, status="busy", message="another sweep is running it")
-        with lock:
+        with held:
             before = read_json(self.path / "cell.json")
             if before.get("status") == "finished" and before["cell"] == _plain(self.cell):
                 return Outcome(cell=self.cell.folder, status="finished", seconds=before.get("seconds", 0.0))

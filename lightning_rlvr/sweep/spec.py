@@ -115,11 +115,13 @@ def read_spec(path: str | Path) -> SweepSpec:
         got = f"`{', '.join(unknown)}`" if isinstance(content, dict) else type(content).__name__
         raise ValueError(f"{str(path)!r} must have keys among {', '.join(known)}, got {got}")
     values: dict[str, Any] = {key: _located(value, file.parent) for key, value in content.items()}
+    kinds: dict[str, tuple[type, str]] = dict.fromkeys(known, (dict, "a mapping"))
+    kinds |= dict.fromkeys(("name", "baseline"), (str, "a text"))
+    kinds |= dict.fromkeys(("configs", "exclude", "seeds"), (list, "a list"))
     for key, value in values.items():
-        kinds = {list: "a list", dict: "a mapping", str: "a text"}
-        kind = {"name": str, "baseline": str, "configs": list, "exclude": list, "seeds": list}.get(key, dict)
-        if not isinstance(value, kind) and not (key == "test" and value is None):
-            raise ValueError(f"`{key}` of {str(path)!r} must be {kinds[kind]}, got {value!r}")
+        kind, expected = kinds[key]
+        if not isinstance(value, kind) and (key, value) != ("test", None):
+            raise ValueError(f"`{key}` of {str(path)!r} must be {expected}, got {value!r}")
     for part, entries in (("arms", values.get("arms", {}).items()), ("exclude", enumerate(values.get("exclude", [])))):
         for name, entry in entries:
             require(isinstance(entry, dict), f"{part}.{name}", "a mapping of settings", entry)

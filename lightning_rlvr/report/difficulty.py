@@ -1,0 +1,245 @@
+"""Where a gain comes from: problems binned by the baseline's pass rate, beside what no change at all looks like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from lightning_rlvr.report.paired import MIN_PROBLEMS, NUM_RESAMPLES, check_paired, pass_rates, percent
+from lightning_rlvr.report.plots import axes, style
+from lightning_rlvr.report.results import SweepResults
+from lightning_rlvr.report.section import Plot, Section, Table
+
+BINS: Mapping[str, str] = {
+    "never": "0",
+    "rare": "(0, 0.25]",
+    "sometimes": "(0.25, 0.75]",
+    "mostly": "(0.75, 1)",
+    "always": "1",
+}
+"""Names and ranges of the baseline's pass rate."""
+MIN_SAMPLES = 4
+"""Fewer cannot be cut into a half to bin with and two quarters to compare."""
+_TITLE = "Gain by difficulty"
+
+
+def bins(pass_rate: pd.Series) -> pd.Series:
+    """The bin of each pass rate, as an ordered category.
+
+    Example:
+        >>> bins(pd.Series([0.0, 0.25, 0.75, 0.99, 1.0])).tolist()
+        ['never', 'rare', 'sometimes', 'mostly', 'always']
+    """
+    return pd.cut(pass_rate, [-1.0, 0.0, 0.25, 0.75, np.nextafter(1.0, 0.0), 1.0], labels=list(BINS))
+
+
+def part_rates(samples: pd.DataFrame, start: float, stop: float) -> pd.Series:
+    """Pass rates from a part of each problem's n samples: those whose number is in ``[start * n, stop * n)``.
+
+    Args:
+        samples: Of one arm.
+        start: In [0, 1).
+        stop: In (0, 1].
+
+    Returns:
+        By `seed`, `set` and `problem`.
+
+    Example:
+        >>> rows = [(0, "s", "p", number, float(number > 1)) for number in range(4)]
+        >>> samples = pd.DataFrame(rows, columns=["seed", "set", "problem", "sample", "correct"])
+        >>> part_rates(samples, 0, 0.5).tolist(), part_rates(samples, 0.5, 1).tolist()
+        ([0.0], [1.0])
+    """
+    n = samples.groupby(["seed", "set", "problem"], observed=True)["sample"].transform("size")
+    return pass_rates(samples[(samples["sample"] >= start * n) & (samples["sample"] < stop * n)])
+
+
+def gain_by_bin(known: pd.Series, before: pd.Series, after: pd.Series, confidence: float = 0.95) -> pd.DataFrame:
+    """Mean gain in each bin, in points, with a bootstrap interval (percentile) over problems.
+
+    Unbiased given the bins where ``known`` shares no sample with the other two.
+
+    Args:
+        known: Pass rates to bin with, by `seed`, `set`, `problem`.
+        before: Pass rates of what is compared with.
+        after: Pass rates of what is compared.
+        confidence: Of the interval.
+
+    Returns:
+        A row for each bin: `bin`, `pass rate`, `problems` (clusters: a problem that occurs in several seeds is one),
+        `entries` (problem and seed), `before`, `after`, `gain`, `low`, `high`; no interval below five problems.
+
+    Example:
+        >>> index = pd.MultiIndex.from_product([[0], ["s"], range(5)], names=["seed", "set", "problem"])
+        >>> known, after = pd.Series(0.0, index), pd.Series([0.0, 0.0, 0.0, 0.0, 0.5], index)
+        >>> gain_by_bin(known, known, after).loc[0, ["before", "after", "gain"]].astype(float).tolist()
+        [0.0, 10.0, 10.0]
+    """
+    frame = pd.DataFrame({"bin": bins(known), "before": before, "after": after}).dropna()
+    frame["gain"] = frame["after"] - frame["before"]
+    rows = []
+    for name, scope in BINS.items():
+        of_bin = frame[frame["bin"] == name]
+        clusters = of_bin.groupby(["set", "problem"], observed=True)["gain"].agg(["sum", "size"])
+        low, high = _interval(clusters, confidence) if len(clusters) >= MIN_PROBLEMS else (math.nan, math.nan)
+        means = 100 * of_bin[["before", "after", "gain"]].mean()
+        rows.append((name, scope, len(clusters), len(of_bin), *means, 100 * low, 100 * high))
+    columns = ["bin", "pass rate", "problems", "entries", "before", "after", "gain", "low", "high"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _interval(clusters: pd.DataFrame, confidence: float) -> tuple[float, float]:
+    def mean(total: NDArray[np.float64], size: NDArray[np.float64], axis: int) -> Any:
+        return total.sum(axis=axis) / size.sum(axis=axis)
+
+    data = clusters["sum"].to_numpy(np.float64), clusters["size"].to_numpy(np.float64)
+    found = stats.bootstrap(
+        data, mean, paired=True, n_resamples=NUM_RESAMPLES, batch=200, vectorized=True, confidence_level=confidence,
+        method="percentile", rng=0,
+    ).confidence_interval  # fmt: skip
+    return float(found.low), float(found.high)
+
+
+def recurs(rates: pd.Series) -> bool:
+    """Whether there are several seeds, and every problem occurs in each of them.
+
+    Example:
+        >>> index = pd.MultiIndex.from_product([[0, 1], ["s"], ["p", "q"]], names=["seed", "set", "problem"])
+        >>> recurs(pd.Series(0.5, index)), recurs(pd.Series(0.5, index[1:]))
+        (True, False)
+    """
+    seeds = rates.index.get_level_values("seed").nunique()
+    return seeds > 1 and bool((rates.groupby(["set", "problem"], observed=True).size() == seeds).all())
+
+
+def null_rates(samples: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
+    """The baseline as if it were an arm: what ``gain_by_bin`` takes.
+
+    Where every problem recurs in every seed, the next seed's run (after the last, the first) plays the arm. Else the
+    fourth quarter of a run's samples plays it against the third.
+
+    Args:
+        samples: Of the baseline, at least four for each problem.
+
+    Example:
+        >>> rows = {"seed": 0, "set": "s", "problem": "p", "sample": range(4), "correct": [1.0, 0.0, 0.0, 1.0]}
+        >>> [rates.tolist() for rates in null_rates(pd.DataFrame(rows))]
+        [[0.5], [0.0], [1.0]]
+    """
+    known, second = part_rates(samples, 0, 0.5), part_rates(samples, 0.5, 1)
+    if not recurs(second):
+        return known, part_rates(samples, 0.5, 0.75), part_rates(samples, 0.75, 1)
+    seeds = sorted(set(samples["seed"]))
+    plays_for = dict(zip([*seeds[1:], seeds[0]], seeds, strict=True))
+    return known, second, second.rename(index=plays_for, level="seed")
+
+
+def section(results: SweepResults, confidence: float = 0.95) -> Section:
+    """Gain of every arm by the baseline's pass rate, with the baseline against itself beside it.
+
+    Raises:
+        ValueError: Runs that cannot be paired, see ``check_paired``.
+    """
+    check_paired(results.samples)
+    fewest = int(results.samples.groupby(["arm", "seed", "set", "problem"], observed=True).size().min())
+    if fewest < MIN_SAMPLES:
+        return Section(title=_TITLE, text=(_too_few(fewest),))
+    own = results.samples[results.samples["arm"] == results.baseline]
+    known, before, after = null_rates(own)
+    null = gain_by_bin(known, before, after, confidence)
+    naive = gain_by_bin(before, before, after, confidence)
+    arms = {}
+    for arm in results.arms[1:]:
+        first, second = results.pair(arm)
+        rates = part_rates(first, 0, 0.5), part_rates(first, 0.5, 1), part_rates(second, 0.5, 1)
+        arms[arm] = gain_by_bin(*rates, confidence)
+    tables = arms | {"null": null, "naive null": naive}
+    frame = pd.concat([table.assign(arm=name) for name, table in tables.items()])
+    level = percent(confidence)
+    table = Table(
+        name="difficulty",
+        caption=f"Pass rates of `{results.baseline}` (before) and of each arm (after) in percent by bin, gains in "
+        f"points with {level} percentile bootstrap intervals over problems (clusters), seeds held fixed; means over "
+        f"problems and seeds, all benchmarks pooled. No interval below {MIN_PROBLEMS} problems.",
+        frame=frame[["arm", *frame.columns.drop("arm")]],
+        formats=dict.fromkeys(("before", "after"), "{:.1f}") | dict.fromkeys(("gain", "low", "high"), "{:+.1f}"),
+    )
+    return Section(
+        title=_TITLE,
+        text=(
+            f"Problems are binned by the pass rate of `{results.baseline}` on the first half of its samples; gains "
+            "are measured on the second half of both arms, which the bins have not seen: in expectation no bin gains "
+            "by regression to the mean.",
+            _null_text(recurs(before)),
+            _naive_text(naive),
+        ),
+        tables=(table,),
+        plots=(_plot(results, arms, null, level),),
+        caveats=(
+            "Gains by difficulty are an exploration: intervals cover sampling noise over problems only, seeds held "
+            "fixed, and are not adjusted for the number of bins and arms.",
+            "A bin is what half of the samples show of a problem: with few samples some problems are in a bin that "
+            "their true pass rate is not in.",
+            "An interval of width 0 means that all problems of a bin gained the same, not that the gain is certain.",
+        ),
+    )
+
+
+def _too_few(fewest: int) -> str:
+    return (
+        f"Gain by difficulty cannot be measured: it takes at least {MIN_SAMPLES} samples for each problem, half of "
+        f"them to bin with and the rest to compare, and there are problems with {fewest}."
+    )
+
+
+def _null_text(between_seeds: bool) -> str:
+    if between_seeds:
+        return (
+            "The null is the baseline against itself: each seed's run against the next seed's on the same problems, "
+            "by the same procedure. It shows whether the procedure creates gains, and the noise that sampling and "
+            "training again leave in a bin. Every run is on both sides of it once, so what one run gains on all "
+            "problems alike cancels: it cannot show how far whole runs differ, which the differences by seed do."
+        )
+    return (
+        "The null is the baseline against itself: problems do not recur in every seed, so the fourth quarter of each "
+        "run's samples is compared with the third. It shows whether the procedure creates gains, and the noise "
+        "of sampling in a bin, from half as many samples as the arms have and hence larger than theirs; it "
+        "cannot show what training again brings."
+    )
+
+
+def _naive_text(naive: pd.DataFrame) -> str:
+    filled = naive[naive["entries"] > 0]
+    claims = ", ".join(f"{gain:+.1f} ({name})" for name, gain in zip(filled["bin"], filled["gain"], strict=True))
+    return (
+        "Had the null been binned by the same samples that its gains start from (naive null), it would have shown "
+        f"gains of {claims} points though no method was changed. Regression to the mean makes hard problems seem to "
+        "gain and easy ones to lose."
+    )
+
+
+def _plot(results: SweepResults, arms: Mapping[str, pd.DataFrame], null: pd.DataFrame, level: str) -> Plot:
+    figure, panel = axes(xlabel=f"pass rate of {results.baseline} (first half of samples)", ylabel="gain (points)")
+    figure.set_size_inches(7.5, 3.8)
+    panel.axhline(0, color="black", linewidth=0.8)
+    step = 0.8 / (len(arms) + 1)
+    for place, (name, table) in enumerate([*arms.items(), ("null", null)]):
+        x = np.arange(len(BINS)) - 0.4 + step * (place + 0.5)
+        if name in arms:
+            look = style(results.arms.index(name))
+            color, marker, fill = look["color"], look["marker"], look["color"]
+        else:
+            color, marker, fill = "#777777", "o", "none"
+        panel.vlines(x, table["low"], table["high"], color=color, linewidth=1.2)
+        label = name if name in arms else f"null: {results.baseline} against itself"
+        panel.plot(x, table["gain"], linestyle="", marker=marker, color=color, mfc=fill, markersize=5, label=label)
+    panel.set_xticks(range(len(BINS)), [f"{name}\n{scope}" for name, scope in BINS.items()])
+    panel.legend(fontsize="small", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    caption = f"Gain by bin with {level} bootstrap intervals over problems, and the baseline against itself."
+    return Plot(name="difficulty", caption=caption, figure=figure)

@@ -1,0 +1,374 @@
+"""Runs on disk as results of a sweep: found, checked to be paired, and read."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from omegaconf import OmegaConf
+from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+
+from lightning_rlvr.checks import require_choice
+from lightning_rlvr.json_rows import read_json_rows
+from lightning_rlvr.monitoring.files import PROGRESS_FILE, ROLLOUTS_FILE
+from lightning_rlvr.monitoring.run_folder import flat_settings
+from lightning_rlvr.report.results import SweepResults
+
+COMPUTE = {
+    "rollouts": "time/total_rollouts",
+    "sampled_tokens": "time/total_sampled_tokens",
+    "seconds": "time/total_seconds",
+    "flops": "time/total_flops",
+}
+"""Columns of ``SweepResults.steps`` and the tags that they come from."""
+_OF_ONE_RUN = {"name", "runs_dir", "seed_everything", "data.data_seed", "model.rollout.sample_seed", "ckpt_path"}
+_KEY = ["set", "problem", "sample"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Where the runs of one arm and seed are."""
+
+    arm: str
+    seed: int
+    folder: Path
+    commands: tuple[str, ...] = ()
+    """What the sweep ran; none where runs were laid out by hand."""
+
+    @property
+    def name(self) -> str:
+        """For people: arm and seed."""
+        return f"{self.arm}/seed_{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """A finished run, as its folder has it."""
+
+    cell: Cell
+    folder: Path
+    step: int
+    """Optimizer steps when it ended."""
+    settings: Mapping[str, str | float]
+    """By dotted name."""
+    environments: tuple[Mapping[str, Any], ...]
+    """Of the training first, then of what resumed or evaluated it."""
+    problems: Mapping[str, Any]
+    rollouts: tuple[Mapping[str, Any], ...]
+    """Problems and seeds of each batch; none if they were not recorded."""
+
+
+def find_cells(folder: Path) -> tuple[Mapping[str, Any], list[Cell]]:
+    """What ``sweep.json`` says (nothing if there is none), and the cells, in the order of the sweep.
+
+    Args:
+        folder: Folder of a sweep, or of runs as ``<arm>/seed_<data seed>/version_<N>``.
+
+    Raises:
+        FileNotFoundError: There are no such runs.
+    """
+    if (folder / "sweep.json").is_file():
+        sweep = _json(folder / "sweep.json")
+        return sweep, [
+            Cell(
+                arm=cell["arm"],
+                seed=cell["seed"],
+                folder=folder / cell["folder"],
+                commands=tuple(shlex.join(["rlvr", *args]) for args in (cell["fit"], cell["test"]) if args),
+            )
+            for cell in sweep["cells"]
+        ]
+    found = [(path, re.fullmatch(r"seed_(\d+)", path.name)) for path in folder.glob("*/seed_*")]
+    cells = [Cell(arm=path.parent.name, seed=int(seed[1]), folder=path) for path, seed in found if seed]
+    if not cells:
+        one = (folder / "config.yaml").exists() or any(folder.glob("version_*"))
+        raise FileNotFoundError(
+            f"{str(folder)!r} must be the folder of a sweep, with sweep.json or with runs in "
+            f"<arm>/seed_<data seed>/version_<N>; "
+            + ("it is a single run" if one else "it has neither" if folder.is_dir() else "there is no such folder")
+        )
+    return {}, sorted(cells, key=lambda cell: (cell.arm, cell.seed))
+
+
+def load(folder: Path, baseline: str | None = None, arms: Sequence[str] | None = None) -> SweepResults:
+    """The newest finished run of each cell, once it is certain that runs of the same seed are paired.
+
+    Args:
+        folder: As ``find_cells`` takes it.
+        baseline: The arm to compare with; by default the sweep's own, or the arm called grpo or baseline.
+        arms: Other arms to report on; by default all.
+
+    Raises:
+        ValueError: An arm is unknown, the baseline has no finished run, nothing was evaluated, runs of an arm differ
+            in length, or runs of one seed differ in problems, order, sampling seeds or conditions of the evaluation.
+    """
+    sweep, cells = find_cells(folder)
+    known = tuple(dict.fromkeys(cell.arm for cell in cells))
+    named = [name for name in (sweep.get("baseline"), "grpo", "baseline") if name in known]
+    if baseline is None and not named:
+        raise ValueError(f"`--baseline` must name one of the arms {', '.join(known)}")
+    first = named[0] if baseline is None else baseline
+    require_choice("--baseline", known, first)
+    for arm in arms or ():
+        require_choice("--arms", known, arm)
+    wanted = tuple(dict.fromkeys([first, *(arm for arm in known if arm in (arms or known))]))
+
+    notes: list[str] = []
+    runs: list[tuple[Run, pd.DataFrame]] = []
+    unevaluated: list[Run] = []
+    for cell in sorted((cell for cell in cells if cell.arm in wanted), key=lambda cell: wanted.index(cell.arm)):
+        finished, note = _finished(cell)
+        if note:
+            notes.append(note)
+        if finished is None:
+            continue
+        run = _read_run(cell, finished)
+        samples = _samples(run)
+        if samples.empty:
+            unevaluated.append(run)
+            notes.append(f"`{cell.name}` is left out: it has no evaluation at its last step, {run.step}.")
+        else:
+            runs.append((run, samples))
+    _check_not_empty(first, runs, unevaluated, notes)
+    present = tuple(arm for arm in wanted if any(run.cell.arm == arm for run, _ in runs))
+    notes += [f"The arm `{arm}` is left out: it has no finished run." for arm in wanted if arm not in present]
+
+    only_runs = [run for run, _ in runs]
+    notes += [*_check_lengths(only_runs), *_check_pairs(runs), *_differing_code(only_runs)]
+    settings, within = _settings(only_runs, present)
+    samples = pd.concat([samples for _, samples in runs], ignore_index=True)
+    if unscored := int(samples["reward"].isna().sum()):
+        notes.append(f"{unscored} of {len(samples)} samples could not be scored; they count as not correct.")
+    return SweepResults(
+        name=sweep.get("name") or folder.resolve().name,
+        baseline=first,
+        arms=present,
+        seeds=tuple(sorted({run.cell.seed for run in only_runs})),
+        samples=samples.drop(columns="sample_seed"),
+        steps=pd.concat([_steps(run) for run in only_runs], ignore_index=True),
+        settings=settings,
+        notes=(*notes, *within),
+    )
+
+
+def environments(folder: Path) -> tuple[Mapping[str, Any], ...]:
+    """Versions, commit and device of every process that wrote into the folder of a run, that of the training first."""
+    return tuple(_json(file) for file in sorted(folder.glob("environment*.json"), key=lambda file: len(file.name)))
+
+
+def finished_version(cell: Cell) -> Path | None:
+    """The folder of the newest run of the cell that got to its end."""
+    versions = [path for path in cell.folder.glob("version_*") if path.name[8:].isdigit()]
+    finished = [path for path in versions if _progress(path).get("finished")]
+    return max(finished, key=lambda path: int(path.name[8:]), default=None)
+
+
+def _finished(cell: Cell) -> tuple[Path | None, str]:
+    """The run that counts, if there is one, and what there is to say about it."""
+    newest = finished_version(cell)
+    status = _json(cell.folder / "cell.json") if (cell.folder / "cell.json").is_file() else {}
+    if status.get("status") == "failed":
+        return None, f"`{cell.name}` is left out: it failed ({status.get('message') or 'no message'})."
+    versions = sorted(path for path in cell.folder.glob("version_*"))
+    if newest is None:
+        steps = [f"step {p.get('step', 0)} of {p.get('max_steps', '?')}" for p in map(_progress, versions) if p]
+        return None, f"`{cell.name}` is left out: " + (f"unfinished, at {steps[-1]}." if steps else "it has no run.")
+    others = [path.name for path in versions if path != newest and _progress(path).get("finished")]
+    return newest, f"`{cell.name}` ran to its end more than once; {newest.name} counts." if others else ""
+
+
+def _progress(version: Path) -> Mapping[str, Any]:
+    file = version / PROGRESS_FILE
+    return _json(file) if file.is_file() else {}
+
+
+def _read_run(cell: Cell, folder: Path) -> Run:
+    rollouts = folder / ROLLOUTS_FILE
+    return Run(
+        cell=cell,
+        folder=folder,
+        step=_progress(folder)["step"],
+        settings=flat_settings(_plain(folder / "config.yaml")),
+        environments=environments(folder),
+        problems=_json(folder / "problems.json"),
+        rollouts=tuple(row for _, row in read_json_rows(rollouts)) if rollouts.is_file() else (),
+    )
+
+
+def _samples(run: Run) -> pd.DataFrame:
+    """Rows of ``SweepResults.samples``, with the seed of each sample; conditions in ``attrs``."""
+    frames: list[pd.DataFrame] = []
+    conditions: dict[str, Mapping[str, Any]] = {}
+    for file in sorted(run.folder.glob("eval/*/settings.json")):
+        settings = _json(file)
+        name, used = settings["name"], settings["conditions"]
+        result = file.with_name("per_problem.parquet")
+        if used.get("step") != run.step or not result.is_file():
+            continue
+        if name in conditions:
+            raise ValueError(
+                f"{str(run.folder)!r} has two evaluations of {name!r} at step {run.step}, which differ in "
+                f"{_differences(conditions[name], used)}; move one out of its folder eval"
+            )
+        conditions[name] = used
+        columns = ["problem_hash", "sample", "seed", "reward", "tokens", "truncated", "status"]
+        frame = pd.read_parquet(result, columns=columns)
+        frame = frame.rename(columns={"problem_hash": "problem", "seed": "sample_seed"})
+        frames.append(frame.assign(set=name, correct=(frame["status"] == "correct").astype(float)))
+    if not frames:
+        return pd.DataFrame()
+    samples = pd.concat(frames, ignore_index=True).assign(arm=run.cell.arm, seed=run.cell.seed)
+    samples.attrs["conditions"] = conditions
+    first = ["arm", "seed", *_KEY, "correct", "reward", "tokens", "truncated", "status", "sample_seed"]
+    return samples[first]
+
+
+def _steps(run: Run) -> pd.DataFrame:
+    """Rows of ``SweepResults.steps``; what a resumed run took back is not among them."""
+    events = EventAccumulator(str(run.folder), size_guidance={SCALARS: 0})
+    events.Reload()
+    scalars = {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()[SCALARS]}
+    columns = {tag: pd.Series(values, dtype=float) for tag, values in scalars.items()}
+    frame = pd.DataFrame({name: columns.pop(tag, pd.Series(dtype=float)) for name, tag in COMPUTE.items()} | columns)
+    frame = frame.sort_index().rename_axis("step").reset_index()
+    return frame.assign(arm=run.cell.arm, seed=run.cell.seed)[["arm", "seed", *frame.columns]]
+
+
+def _check_not_empty(
+    baseline: str, runs: Sequence[tuple[Run, pd.DataFrame]], unevaluated: Sequence[Run], notes: Sequence[str]
+) -> None:
+    if not runs and unevaluated:
+        folder = unevaluated[0].folder
+        command = ["rlvr", "test", "-c", f"{folder}/config.yaml", "--ckpt_path", f"{folder}/checkpoints/last.ckpt"]
+        raise ValueError(
+            f"no run was evaluated at its last step; for each type `{shlex.join(command)} --num_samples 64`"
+        )
+    if all(run.cell.arm != baseline for run, _ in runs):
+        raise ValueError(f"the baseline {baseline!r} has no run to compare with: {' '.join(notes)}")
+
+
+def _check_lengths(runs: Sequence[Run]) -> Iterator[str]:
+    lengths: dict[str, dict[int, list[str]]] = {}
+    for run in runs:
+        lengths.setdefault(run.cell.arm, {}).setdefault(run.step, []).append(run.cell.name)
+    for arm, by_step in lengths.items():
+        if len(by_step) > 1:
+            found = "; ".join(f"{step} steps: {', '.join(names)}" for step, names in sorted(by_step.items()))
+            raise ValueError(f"the runs of {arm!r} differ in length ({found}); train the shorter ones on")
+    if len({step for by_step in lengths.values() for step in by_step}) > 1:
+        listed = ", ".join(f"`{arm}` {next(iter(by_step))}" for arm, by_step in lengths.items())
+        yield f"Arms differ in length, in optimizer steps: {listed}."
+
+
+def _check_pairs(runs: Sequence[tuple[Run, pd.DataFrame]]) -> Iterator[str]:
+    """Refuse runs that do not share what runs of a seed must; say where that cannot be known."""
+    leaders: dict[int, tuple[Run, pd.DataFrame]] = {}
+    unordered = []
+    for run, samples in runs:
+        if run.problems["data_seed"] != run.cell.seed:
+            raise ValueError(f"{str(run.folder)!r} has data_seed {run.problems['data_seed']}, not {run.cell.seed}")
+        _check_conditions(runs[0], (run, samples), ignored=("weights", "step", "sample_seed"))
+        leader, its_samples = leaders.setdefault(run.cell.seed, (run, samples))
+        if not _check_rollouts(leader, run):
+            unordered.append(run.cell.name)
+        _check_conditions((leader, its_samples), (run, samples), ignored=("weights", "step"))
+        _check_samples((leader, its_samples), (run, samples))
+    sizes = {run.cell.name: set(samples.groupby(["set", "problem"]).size()) for run, samples in runs}
+    if len(set.union(*sizes.values())) > 1:
+        listed = ", ".join(f"{name} {' and '.join(map(str, sorted(found)))}" for name, found in sizes.items())
+        raise ValueError(f"every problem must have the same number of samples, got {listed}; evaluate again")
+    if unordered:
+        yield (
+            f"Order of the problems and sampling seeds in training could not be checked (no {ROLLOUTS_FILE}): "
+            f"{', '.join(f'`{name}`' for name in unordered)}."
+        )
+
+
+def _check_rollouts(leader: Run, run: Run) -> bool:
+    """Whether the order of problems could be checked; batches are compared as far as both go."""
+    if leader.problems["data_hash"] != run.problems["data_hash"]:
+        raise _unpaired(leader, run, "they trained on other problems (data_hash)")
+    if not leader.rollouts or not run.rollouts:
+        return leader is run
+    for number, (one, other) in enumerate(zip(leader.rollouts, run.rollouts, strict=False), start=1):
+        for name in ("problems", "seeds"):
+            if one[name] != other[name]:
+                what = "other problems" if name == "problems" else "the same problems with other sampling seeds"
+                raise _unpaired(leader, run, f"rollout batch {number} drew {what}")
+    return True
+
+
+def _check_conditions(
+    first: tuple[Run, pd.DataFrame], other: tuple[Run, pd.DataFrame], ignored: Iterable[str]
+) -> None:
+    one, two = first[1].attrs["conditions"], other[1].attrs["conditions"]
+    if one.keys() != two.keys():
+        raise _unpaired(first[0], other[0], f"evaluated on {', '.join(one)} against {', '.join(two)}")
+    for name in one:
+        if found := _differences(one[name], two[name], ignored):
+            raise _unpaired(first[0], other[0], f"evaluations of {name!r} differ in {found}")
+
+
+def _check_samples(first: tuple[Run, pd.DataFrame], other: tuple[Run, pd.DataFrame]) -> None:
+    one, two = (samples.set_index(_KEY)["sample_seed"].sort_index() for _, samples in (first, other))
+    if not one.index.equals(two.index):
+        alone = len(one.index.symmetric_difference(two.index))
+        raise _unpaired(first[0], other[0], f"{alone} evaluated samples (set, problem, number) are of one run only")
+    if not one.equals(two):
+        raise _unpaired(first[0], other[0], f"{int((one != two).sum())} of {len(one)} samples have another seed")
+
+
+def _unpaired(first: Run, other: Run, reason: str) -> ValueError:
+    return ValueError(f"{first.cell.name} and {other.cell.name} cannot be compared: {reason}")
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any], ignored: Iterable[str] = ()) -> str:
+    names = [
+        name for name in dict.fromkeys([*one, *other]) if name not in ignored and one.get(name) != other.get(name)
+    ]
+    return ", ".join(f"{name} ({one.get(name)} against {other.get(name)})" for name in names)
+
+
+def _differing_code(runs: Sequence[Run]) -> Iterator[str]:
+    found = [environment for run in runs for environment in run.environments]
+    commits = {str(environment["git_commit"])[:8] for environment in found}
+    if len(commits) > 1:
+        yield f"Runs were made with different commits: {', '.join(sorted(commits))}."
+    if any(environment["git_dirty"] for environment in found):
+        yield "Some runs were made with code that was not committed."
+    for name in dict.fromkeys(name for environment in found for name in environment["packages"]):
+        versions = {str(environment["packages"].get(name)) for environment in found}
+        if len(versions) > 1:
+            yield f"Runs were made with different versions of {name}: {', '.join(sorted(versions))}."
+
+
+def _settings(runs: Sequence[Run], arms: Sequence[str]) -> tuple[dict[str, dict[str, str | float]], list[str]]:
+    """By arm the settings in which arms differ, and notes on arms whose runs do not share their settings."""
+    of_arm = {arm: [run.settings for run in runs if run.cell.arm == arm] for arm in arms}
+    names = dict.fromkeys(name for run in runs for name in run.settings if name not in _OF_ONE_RUN)
+    notes, differing = [], []
+    for name in names:
+        values = {arm: {settings.get(name) for settings in of_arm[arm]} for arm in arms}
+        notes += [f"The runs of `{arm}` differ in `{name}`." for arm in arms if len(values[arm]) > 1]
+        if len({value for of_one in values.values() for value in of_one}) > 1:
+            differing.append(name)
+    return {arm: {n: of_arm[arm][0][n] for n in differing if n in of_arm[arm][0]} for arm in arms}, notes
+
+
+def _plain(file: Path) -> dict[str, Any]:
+    content = OmegaConf.to_container(OmegaConf.load(file))
+    if not isinstance(content, dict):
+        raise ValueError(f"{str(file)!r} must be the configuration of a run")
+    return {str(name): value for name, value in content.items()}
+
+
+def _json(file: Path) -> dict[str, Any]:
+    rows = list(read_json_rows(file))
+    if len(rows) != 1:
+        raise ValueError(f"{str(file)!r} must hold one object, got {len(rows)}")
+    return rows[0][1]

@@ -1,0 +1,55 @@
+"""What a report is made from: samples and training curves of paired runs, as data frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SweepResults:
+    """Paired runs: every arm with the seeds that it finished."""
+
+    name: str
+    baseline: str
+    """The arm that all others are compared with."""
+    arms: tuple[str, ...]
+    """The baseline first, then as in the sweep."""
+    seeds: tuple[int, ...]
+    """Data seeds of any arm, sorted; arm and seed make a run, and not every arm must have every seed."""
+    samples: pd.DataFrame
+    """A row for each evaluated completion: `arm`, `seed`, `set` (benchmark), `problem` (hash of what was shown: equal
+    in all arms, and in all seeds where the benchmark is the same), `sample` (its number, 0 to n - 1), `correct` (0.0
+    or 1.0; what could not be scored is not correct), `reward` (NaN = unscored), `tokens`, `truncated`, `status`."""
+    steps: pd.DataFrame
+    """A row for each optimizer step of each run: `arm`, `seed`, `step`, then `rollouts`, `sampled_tokens`, `seconds`,
+    `flops` consumed so far, and every scalar of training by its TensorBoard tag (`reward/mean`,
+    `completion/length`, ...); NaN where a tag was not logged."""
+    settings: Mapping[str, Mapping[str, str | float]]
+    """By arm, the settings in which arms differ, by dotted name."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know of the runs: cells that are missing, code that differs between them."""
+
+    def pair(self, arm: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Samples of the baseline and of an arm, of the seeds that both have."""
+        first, second = (self.samples[self.samples["arm"] == name] for name in (self.baseline, arm))
+        shared = set(first["seed"]) & set(second["seed"])
+        return first[first["seed"].isin(shared)], second[second["seed"].isin(shared)]
+
+
+def accuracy(samples: pd.DataFrame) -> pd.DataFrame:
+    """Macro avg@n of every run: mean over sets of the mean over problems of the share of correct samples.
+
+    Returns:
+        A row for each seed, a column for each arm, in [0, 1]; NaN where there is no such run.
+
+    Example:
+        >>> rows = [("a", 0, "s", "p", 0, 1.0), ("a", 0, "s", "p", 1, 0.0), ("b", 0, "s", "p", 0, 1.0)]
+        >>> accuracy(pd.DataFrame(rows, columns=["arm", "seed", "set", "problem", "sample", "correct"])).to_dict()
+        {'a': {0: 0.5}, 'b': {0: 1.0}}
+    """
+    by_problem = samples.groupby(["arm", "seed", "set", "problem"], observed=True)["correct"].mean()
+    by_set = by_problem.groupby(["arm", "seed", "set"], observed=True).mean()
+    return by_set.groupby(["seed", "arm"], observed=True).mean().unstack("arm")
