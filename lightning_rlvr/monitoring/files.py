@@ -1,9 +1,11 @@
-"""Files by which a run tells other processes how far it is; needs neither torch nor lightning."""
+"""What a run leaves for others to read, without torch or lightning: names of files, and flat settings."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 PROGRESS_FILE, ROLLOUTS_FILE = "progress.json", "rollouts.jsonl"
 
@@ -13,3 +15,28 @@ def replace_text(file: Path, text: str) -> None:
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(file)
+
+
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, str | float]:
+    """Leaves of a nested configuration by dotted name; classes by their name, what is unset left out.
+
+    Example:
+        >>> margin = {"class_path": "lightning_rlvr.credit.margin.MarginCredit", "init_args": {"lo": 0.2, "lam": None}}
+        >>> flat_settings({"credit": margin, "data": {"train": [{"class_path": "SumsSource"}]}})
+        {'credit': 'MarginCredit', 'credit.lo': 0.2, 'data.train.0': 'SumsSource'}
+    """
+    return dict(_leaves(settings, ""))
+
+
+def _leaves(value: object, name: str) -> Iterator[tuple[str, str | float]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key == "class_path":
+                yield name, str(item).rpartition(".")[2]
+            elif not key.startswith("__"):
+                yield from _leaves(item, name if key == "init_args" else f"{name}.{key}".lstrip("."))
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{name}.{number}")
+    elif value is not None:
+        yield name, value if isinstance(value, (bool, int, float)) else str(value)

@@ -7,7 +7,7 @@ import math
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch.utils.tensorboard.summary import hparams
 from typing_extensions import override
 
 from lightning_rlvr.module import RLVRModule
+from lightning_rlvr.monitoring.files import flat_settings
 
 _PACKAGES = (
     "lightning-rlvr",
@@ -172,31 +173,6 @@ def markdown(results: Mapping[str, Mapping[str, float]]) -> str:
     names = dict.fromkeys(name for values in results.values() for name in values)
     rows = [[name, *(f"{values[name]:.4g}" for values in results.values())] for name in names]
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
-
-
-def flat_settings(settings: Mapping[str, Any]) -> dict[str, str | float]:
-    """Leaves of a nested configuration by dotted name; classes by their name, what is unset left out.
-
-    Example:
-        >>> margin = {"class_path": "lightning_rlvr.credit.margin.MarginCredit", "init_args": {"lo": 0.2, "lam": None}}
-        >>> flat_settings({"credit": margin, "data": {"train": [{"class_path": "SumsSource"}]}})
-        {'credit': 'MarginCredit', 'credit.lo': 0.2, 'data.train.0': 'SumsSource'}
-    """
-    return dict(_leaves(settings, ""))
-
-
-def _leaves(value: object, name: str) -> Iterator[tuple[str, str | float]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if key == "class_path":
-                yield name, str(item).rpartition(".")[2]
-            elif not key.startswith("__"):
-                yield from _leaves(item, name if key == "init_args" else f"{name}.{key}".lstrip("."))
-    elif isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
-            yield from _leaves(item, f"{name}.{number}")
-    elif value is not None:
-        yield name, value if isinstance(value, (bool, int, float)) else str(value)
 
 
 def environment() -> dict[str, Any]:

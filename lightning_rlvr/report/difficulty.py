@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from lightning_rlvr.report.paired import MIN_PROBLEMS, NUM_RESAMPLES, check_paired, pass_rates, percent
+from lightning_rlvr.report.paired import MIN_PROBLEMS, NUM_RESAMPLES, pass_rates, percent
 from lightning_rlvr.report.plots import axes, style
 from lightning_rlvr.report.results import SweepResults
 from lightning_rlvr.report.section import Plot, Section, Table
@@ -141,12 +141,7 @@ def null_rates(samples: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
 
 
 def section(results: SweepResults, confidence: float = 0.95) -> Section:
-    """Gain of every arm by the baseline's pass rate, with the baseline against itself beside it.
-
-    Raises:
-        ValueError: Runs that cannot be paired, see ``check_paired``.
-    """
-    check_paired(results.samples)
+    """Gain of every arm by the baseline's pass rate, with the baseline against itself beside it."""
     fewest = int(results.samples.groupby(["arm", "seed", "set", "problem"], observed=True).size().min())
     if fewest < MIN_SAMPLES:
         return Section(title=_TITLE, text=(_too_few(fewest),))

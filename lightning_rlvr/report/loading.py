@@ -15,8 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import SCALARS, Even
 
 from lightning_rlvr.checks import require_choice
 from lightning_rlvr.json_rows import read_json_rows
-from lightning_rlvr.monitoring.files import PROGRESS_FILE, ROLLOUTS_FILE
-from lightning_rlvr.monitoring.run_folder import flat_settings
+from lightning_rlvr.monitoring.files import PROGRESS_FILE, ROLLOUTS_FILE, flat_settings
 from lightning_rlvr.report.results import SweepResults
 
 COMPUTE = {

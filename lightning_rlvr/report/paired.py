@@ -204,41 +204,6 @@ def percent(confidence: float) -> str:
     return f"{100 * confidence:g}%"
 
 
-def check_paired(samples: pd.DataFrame) -> None:
-    """Refuse samples that cannot be compared run by run.
-
-    Raises:
-        ValueError: Problems of a benchmark have unequal numbers of samples, or runs of one seed other problems.
-
-    Example:
-        >>> rows = [("a", 0, "s", "p"), ("a", 0, "s", "q"), ("b", 0, "s", "p")]
-        >>> check_paired(pd.DataFrame(rows, columns=["arm", "seed", "set", "problem"]))
-        Traceback (most recent call last):
-            ...
-        ValueError: runs of one seed must be evaluated on the same problems: `b` of seed 0 lacks problem 'q' of `s`
-    """
-    sizes = samples.groupby(["set", "seed", "arm", "problem"], observed=True).size()
-    for name, of_set in sizes.groupby("set", observed=True):
-        if of_set.nunique() > 1:
-            few, many = of_set.index[int(of_set.argmin())], of_set.index[int(of_set.argmax())]
-            raise ValueError(
-                f"problems of `{name}` must have equally many samples in all runs, got {of_set[few]} ({_run(*few)}) "
-                f"and {of_set[many]} ({_run(*many)})"
-            )
-    for seed, of_seed in sizes.groupby("seed", observed=True):
-        by_arm = of_seed.unstack("arm")
-        for row, column in np.argwhere(by_arm.isna().to_numpy())[:1]:
-            (name, _, problem), arm = by_arm.index[int(row)], by_arm.columns[int(column)]
-            raise ValueError(
-                f"runs of one seed must be evaluated on the same problems: `{arm}` of seed {seed} lacks problem "
-                f"{problem!r} of `{name}`"
-            )
-
-
-def _run(_: str, seed: int, arm: str, problem: str) -> str:
-    return f"`{arm}`, seed {seed}, problem {problem!r}"
-
-
 def pass_rates(samples: pd.DataFrame) -> pd.Series:
     """Share of correct samples by seed, set and problem, of one arm.
 
@@ -291,12 +256,7 @@ def problem_interval(values: pd.Series, confidence: float = 0.95) -> tuple[float
 
 
 def section(results: SweepResults, confidence: float = 0.95) -> Section:
-    """Accuracy of every arm against the baseline, paired by seed.
-
-    Raises:
-        ValueError: Runs that cannot be paired, see ``check_paired``.
-    """
-    check_paired(results.samples)
+    """Accuracy of every arm against the baseline, paired by seed."""
     by_seed = points(results)
     compared = compare(by_seed, results.baseline, confidence)
     level = percent(confidence)

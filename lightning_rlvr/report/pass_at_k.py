@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lightning_rlvr.functional.evaluation import pass_at_k
-from lightning_rlvr.report.paired import check_paired, percent, problem_interval, t_interval
+from lightning_rlvr.report.paired import percent, problem_interval, t_interval
 from lightning_rlvr.report.plots import axes, style
 from lightning_rlvr.report.results import SweepResults
 from lightning_rlvr.report.section import Plot, Section, Table
@@ -88,12 +88,7 @@ def band(values: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
 
 
 def section(results: SweepResults, confidence: float = 0.95) -> Section:
-    """pass@k of every arm, and its paired difference to the baseline.
-
-    Raises:
-        ValueError: Runs that cannot be paired, see ``check_paired``.
-    """
-    check_paired(results.samples)
+    """pass@k of every arm, and its paired difference to the baseline."""
     problems = by_problem(results.samples)
     present = [arm for arm in results.arms if arm in problems.index.get_level_values("arm")]
     curves = {arm: band(problems.loc[[arm]], confidence) for arm in present}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 
@@ -32,6 +33,9 @@ class SweepResults:
     notes: tuple[str, ...] = ()
     """What a reader must know of the runs: cells that are missing, code that differs between them."""
 
+    def __post_init__(self) -> None:
+        check_paired(self.samples)
+
     def pair(self, arm: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Samples of the baseline and of an arm, of the seeds that both have."""
         first, second = (self.samples[self.samples["arm"] == name] for name in (self.baseline, arm))
@@ -53,3 +57,38 @@ def accuracy(samples: pd.DataFrame) -> pd.DataFrame:
     by_problem = samples.groupby(["arm", "seed", "set", "problem"], observed=True)["correct"].mean()
     by_set = by_problem.groupby(["arm", "seed", "set"], observed=True).mean()
     return by_set.groupby(["seed", "arm"], observed=True).mean().unstack("arm")
+
+
+def check_paired(samples: pd.DataFrame) -> None:
+    """Refuse samples that cannot be compared run by run.
+
+    Raises:
+        ValueError: Problems of a benchmark have unequal numbers of samples, or runs of one seed other problems.
+
+    Example:
+        >>> rows = [("a", 0, "s", "p"), ("a", 0, "s", "q"), ("b", 0, "s", "p")]
+        >>> check_paired(pd.DataFrame(rows, columns=["arm", "seed", "set", "problem"]))
+        Traceback (most recent call last):
+            ...
+        ValueError: runs of one seed must be evaluated on the same problems: `b` of seed 0 lacks problem 'q' of `s`
+    """
+    sizes = samples.groupby(["set", "seed", "arm", "problem"], observed=True).size()
+    for name, of_set in sizes.groupby("set", observed=True):
+        if of_set.nunique() > 1:
+            few, many = of_set.index[int(of_set.argmin())], of_set.index[int(of_set.argmax())]
+            raise ValueError(
+                f"problems of `{name}` must have equally many samples in all runs, got {of_set[few]} ({_run(*few)}) "
+                f"and {of_set[many]} ({_run(*many)})"
+            )
+    for seed, of_seed in sizes.groupby("seed", observed=True):
+        by_arm = of_seed.unstack("arm")
+        for row, column in np.argwhere(by_arm.isna().to_numpy())[:1]:
+            (name, _, problem), arm = by_arm.index[int(row)], by_arm.columns[int(column)]
+            raise ValueError(
+                f"runs of one seed must be evaluated on the same problems: `{arm}` of seed {seed} lacks problem "
+                f"{problem!r} of `{name}`"
+            )
+
+
+def _run(_: str, seed: int, arm: str, problem: str) -> str:
+    return f"`{arm}`, seed {seed}, problem {problem!r}"

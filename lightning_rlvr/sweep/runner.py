@@ -124,6 +124,12 @@ class Job:
         """Folder of the cell."""
         return self.folder / self.cell.folder
 
+    @property
+    def finished(self) -> bool:
+        """Nothing is left to do: these very commands have been run."""
+        kept = read_json(self.path / "cell.json")
+        return kept.get("status") == "finished" and bool(kept["cell"] == _plain(self.cell))
+
     def run(
         self,
         environment: Mapping[str, str] = NOTHING,
@@ -146,10 +152,10 @@ class Job:
         except Timeout:
             return Outcome(cell=self.cell.folder, status="busy", message="another sweep is running it")
         with held:
-            before = read_json(self.path / "cell.json")
-            if before.get("status") == "finished" and before["cell"] == _plain(self.cell):
-                return Outcome(cell=self.cell.folder, status="finished", seconds=before.get("seconds", 0.0))
-            return self._run(environment, stop or threading.Event(), call, spent=before.get("seconds", 0.0))
+            spent = read_json(self.path / "cell.json").get("seconds", 0.0)
+            if self.finished:
+                return Outcome(cell=self.cell.folder, status="finished", seconds=spent)
+            return self._run(environment, stop or threading.Event(), call, spent)
 
     def _run(self, environment: Mapping[str, str], stop: threading.Event, call: Call, spent: float) -> Outcome:
         started, attempts, message = time.monotonic(), 0, ""

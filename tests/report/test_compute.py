@@ -24,7 +24,13 @@ def make_curves(rewards, tokens_per_step):
     arms = tuple(dict.fromkeys(arm for arm, _ in rewards))
     seeds = tuple(sorted({seed for _, seed in rewards}))
     return SweepResults(
-        name="curves", baseline="grpo", arms=arms, seeds=seeds, samples=pd.DataFrame(), steps=steps, settings={}
+        name="curves",
+        baseline="grpo",
+        arms=arms,
+        seeds=seeds,
+        samples=pd.DataFrame(columns=["arm", "seed", "set", "problem"]),
+        steps=steps,
+        settings={},
     )
 
 

@@ -8,7 +8,6 @@ from scipy import stats
 
 from fabricated_results import make_results
 from lightning_rlvr.report.paired import (
-    check_paired,
     compare,
     holm,
     paired_result,
@@ -19,6 +18,7 @@ from lightning_rlvr.report.paired import (
     verdict,
     verdicts,
 )
+from lightning_rlvr.report.results import check_paired
 
 ABSTRACT = (4.2, 5.4, 6.4, 7.5, 9.25)
 

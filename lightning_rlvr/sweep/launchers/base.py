@@ -16,7 +16,7 @@ class Launcher(ABC):
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         """Run all jobs; yield each outcome as its job ends. What happens to one job never stops the others.
 
-        Closing the iterator, or an exception in it, ends what is running.
+        Closing the iterator, or an exception in it, ends what is running, unless the launcher says otherwise.
         """
 
 
