@@ -1,4 +1,4 @@
-"""The command line: `rlvr fit | validate | test` are LightningCLI, `rlvr explain | verify` stand beside them."""
+"""The command line: `rlvr fit | validate | test` are LightningCLI; explain, verify, sweep, report stand beside them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ from lightning_rlvr.registry import class_path, with_class_paths
 
 _DESCRIPTION = """Token-level credit for RLVR. The last value given for a setting wins, files and flags in the order of
 the command line. `rlvr explain -c FILE ...` says in words what a configuration does, without loading the model;
-`rlvr verify GOLD COMPLETION` and `rlvr verify FILE.jsonl` show what a verifier makes of completions."""
+`rlvr verify GOLD COMPLETION` and `rlvr verify FILE.jsonl` show what a verifier makes of completions. `rlvr sweep FILE`
+runs paired ablations, and `rlvr report FOLDER` says whether a method won."""
 
 
 def _start_afresh(parser_or_action: object, former: Any, value: Any) -> None:

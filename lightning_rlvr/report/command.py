@@ -88,7 +88,7 @@ def _report(
         page.write(f"Report: {results.name}", sections, new)
         hparams.write(results, new / "hparams")
     text, numeric = page.cells(first.tables[0])
-    console = RichTable(box=SIMPLE, title=results.name, title_justify="left")
+    console = RichTable(box=SIMPLE, title=results.name, title_justify="left", padding=(0, 1, 0, 0))
     for name in text:
         console.add_column(str(name), justify="right" if name in numeric else "left", overflow="fold")
     for row in text.itertuples(index=False, name=None):

@@ -25,6 +25,7 @@ COMPUTE = {
     "flops": "time/total_flops",
 }
 """Columns of ``SweepResults.steps`` and the tags that they come from."""
+_NO_RUN = "no run"
 _OF_ONE_RUN = {"name", "runs_dir", "seed_everything", "data.data_seed", "model.rollout.sample_seed", "ckpt_path"}
 _KEY = ["set", "problem", "sample"]
 
@@ -120,9 +121,12 @@ def load(folder: Path, baseline: str | None = None, arms: Sequence[str] | None =
     notes: list[str] = []
     runs: list[tuple[Run, pd.DataFrame]] = []
     unevaluated: list[Run] = []
+    without: list[str] = []
     for cell in sorted((cell for cell in cells if cell.arm in wanted), key=lambda cell: wanted.index(cell.arm)):
         finished, note = _finished(cell)
-        if note:
+        if note == _NO_RUN:
+            without.append(f"`{cell.name}`")
+        elif note:
             notes.append(note)
         if finished is None:
             continue
@@ -133,6 +137,8 @@ def load(folder: Path, baseline: str | None = None, arms: Sequence[str] | None =
             notes.append(f"`{cell.name}` is left out: it has no evaluation at its last step, {run.step}.")
         else:
             runs.append((run, samples))
+    if without:
+        notes.append(f"Left out, for there is no run: {', '.join(without)}.")
     _check_not_empty(first, runs, unevaluated, notes)
     present = tuple(arm for arm in wanted if any(run.cell.arm == arm for run, _ in runs))
     notes += [f"The arm `{arm}` is left out: it has no finished run." for arm in wanted if arm not in present]
@@ -176,7 +182,7 @@ def _finished(cell: Cell) -> tuple[Path | None, str]:
     versions = sorted(path for path in cell.folder.glob("version_*"))
     if newest is None:
         steps = [f"step {p.get('step', 0)} of {p.get('max_steps', '?')}" for p in map(_progress, versions) if p]
-        return None, f"`{cell.name}` is left out: " + (f"unfinished, at {steps[-1]}." if steps else "it has no run.")
+        return None, f"`{cell.name}` is left out: unfinished, at {steps[-1]}." if steps else _NO_RUN
     others = [path.name for path in versions if path != newest and _progress(path).get("finished")]
     return newest, f"`{cell.name}` ran to its end more than once; {newest.name} counts." if others else ""
 

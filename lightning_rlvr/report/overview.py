@@ -56,7 +56,7 @@ def _verdicts(results: SweepResults, confidence: float) -> Table:
         )
     ]
     for arm, (found, p_holm) in compare(by_seed, results.baseline, confidence).items():
-        word = "no test" if math.isnan(p_holm) else "no difference shown"
+        word = "no test" if math.isnan(p_holm) else "inconclusive"
         if p_holm < 1 - confidence:
             word = "better" if found.mean > 0 else "worse"
         rows.append((arm, by_seed[arm].mean(), found.mean, found.low, found.high, p_holm, found.num_pairs, word))
@@ -65,7 +65,8 @@ def _verdicts(results: SweepResults, confidence: float) -> Table:
         name="summary",
         caption=f"Accuracy in percent, mean over the seeds of the arm. Difference to `{results.baseline}` in points, "
         f"paired by seed, with its {percent(confidence)} t-interval over seeds (not adjusted for the number of arms). "
-        f"An arm is called better or worse where its Holm-adjusted p is below {1 - confidence:.3g}.",
+        f"An arm is called better or worse where its Holm-adjusted p is below {1 - confidence:.3g}, otherwise "
+        "inconclusive.",
         frame=pd.DataFrame(rows, columns=columns),
         formats={"accuracy": "{:.2f}", "p Holm": "{:.2g}"} | dict.fromkeys(("difference", "low", "high"), "{:+.2f}"),
     )

@@ -115,7 +115,7 @@ def test_unfinished_failed_and_missing_cells_are_left_out_and_named(sweep):
     assert set(results.notes) == {
         "`mcpo/seed_0` is left out: unfinished, at step 7 of 20.",
         "`mcpo/seed_1` is left out: it failed (out of memory).",
-        "`mcpo/seed_3` is left out: it has no run.",
+        "Left out, for there is no run: `mcpo/seed_3`.",
     }
     assert set(results.samples.query("arm == 'mcpo'")["seed"]) == {2}
     assert results.seeds == (0, 1, 2)

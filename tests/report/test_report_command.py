@@ -61,11 +61,11 @@ def test_the_summary_says_what_the_tests_say():
     results = make_results(effects=(("grpo", 0.0), ("mcpo", 0.3), ("same", 0.0)), seeds=range(5), samples=16)
     compared = compare(points(results), "grpo")
     frame = overview.summary(results).tables[0].frame.set_index("arm")
-    assert frame["verdict"].to_dict() == {"grpo": "baseline", "mcpo": "better", "same": "no difference shown"}
+    assert frame["verdict"].to_dict() == {"grpo": "baseline", "mcpo": "better", "same": "inconclusive"}
     for arm, (found, p_holm) in compared.items():
         assert frame.loc[arm, ["difference", "low", "p Holm"]].tolist() == [found.mean, found.low, p_holm]
     assert frame.loc["grpo", "accuracy"] == pytest.approx(points(results)["grpo"].mean())
-    assert overview.summary(results, 0.9999999).tables[0].frame["verdict"].iloc[1] == "no difference shown"
+    assert overview.summary(results, 0.9999999).tables[0].frame["verdict"].iloc[1] == "inconclusive"
 
 
 def test_one_seed_is_said_to_have_no_interval():
