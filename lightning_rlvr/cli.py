@@ -1,4 +1,4 @@
-"""The command line: `rlvr fit | validate | test` are LightningCLI; explain, verify, sweep, report stand beside them."""
+"""The command line: `rlvr fit | validate | test` are LightningCLI; the other commands stand beside them."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class RLVRCLI(LightningCLI):
         plugins = settings.get("plugins") or []
         kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
         bar = [] if settings.get("enable_progress_bar") is False else [StepProgress()]
-        settings["callbacks"] = [*(settings.get("callbacks") or []), RunFolder(self._columns()), RunLedger(), *bar]
+        settings["callbacks"] = [*(settings.get("callbacks") or []), RunFolder(self.run_settings()), RunLedger(), *bar]
         return super().instantiate_trainer(**kwargs)
 
     @override
@@ -228,8 +228,8 @@ class RLVRCLI(LightningCLI):
         kwargs |= {"weights_only": True}  # a checkpoint of ours holds tensors and plain Python
         return kwargs if subcommand == "fit" else kwargs | {"verbose": False}  # there is a table of our own
 
-    def _columns(self) -> dict[str, Any]:
-        """What distinguishes runs, for HPARAMS: everything but where and how they were run."""
+    def run_settings(self) -> dict[str, Any]:
+        """What distinguishes runs: everything but where and how they were run."""
         config = (self.config[self.subcommand] if self.subcommand else self.config).as_dict()
         names = ("seed_everything", "model", "data", "calibrator", "credit")
         return {name: config[name] for name in names} | {"max_steps": config["trainer"]["max_steps"]}

@@ -8,7 +8,7 @@ from lightning_rlvr.report.results import SweepResults
 
 def make_results(
     effects=(("grpo", 0.0), ("mcpo", 0.1)), *, seeds=(0, 1, 2), sets=("sums",), problems=12, samples=8,
-    length=(("grpo", 25.0), ("mcpo", 25.0)), steps=10, random_seed=0, same_problems=True,
+    length=(("grpo", 25.0), ("mcpo", 25.0)), steps=10, random_seed=0, same_problems=True, retraining=0.0,
 ):  # fmt: skip
     """Problems from hard to easy, the same in all arms; an arm's effect is added to the chance to solve each.
 
@@ -16,6 +16,7 @@ def make_results(
         effects: Arms, the baseline first, and what each adds to the probability of a correct sample.
         length: Mean tokens of an arm's completions; a geometric spread around it.
         same_problems: The same problems in all seeds (a benchmark) or others in each (held out by seed).
+        retraining: Standard deviation of what a run adds to the chance of a problem, as if trained again.
     """
     random = np.random.default_rng(random_seed)
     mean_length, rows = dict(length), []
@@ -24,6 +25,7 @@ def make_results(
             for name in sets:
                 for problem in range(problems):
                     chance = np.clip((problem + 0.5) / problems * 1.4 - 0.2 + effect, 0.0, 1.0)
+                    chance = np.clip(chance + random.normal(0, retraining), 0.0, 1.0) if retraining else chance
                     correct = random.random(samples) < chance
                     tokens = np.clip(random.normal(mean_length.get(arm, 25.0), 5.0, samples).round(), 2, 64)
                     tag = f"{name}-{problem}" if same_problems else f"{name}-{seed}-{problem}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,23 @@ def replace_text(file: Path, text: str) -> None:
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(file)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a file, or an empty one where there is no such file.
+
+    Raises:
+        ValueError: The file holds something else.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ValueError(f"{str(file)!r} cannot be read as JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{str(file)!r} must hold an object, got {type(content).__name__}")
+    return content
 
 
 def flat_settings(settings: Mapping[str, Any]) -> dict[str, str | float]:

@@ -67,7 +67,7 @@ class RunLedger(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # after the last checkpoint: a run that says it is finished has one
         if self._folder is not None and trainer.is_global_zero:
-            self._progress(trainer, pl_module, finished=True)
+            self._progress(trainer, pl_module, finished=not 0 < trainer.global_step < trainer.max_steps)
 
     def _progress(self, trainer: Trainer, pl_module: LightningModule, *, finished: bool) -> None:
         assert self._folder is not None

@@ -54,17 +54,6 @@ def report_command(args: Sequence[str]) -> None:
     require(0 < settings.confidence < 1, "--confidence", "between 0 and 1", settings.confidence)
     for package in _PACKAGES:
         require_package(package, package, "report", "rlvr report")
-    _report(settings.folder, settings.baseline, settings.arms, settings.out, settings.confidence, args)
-
-
-def _report(
-    folder: Path,
-    baseline: str | None,
-    arms: Sequence[str] | None,
-    out: Path | None,
-    confidence: float,
-    args: Sequence[str],
-) -> None:
     from lightning_rlvr.report import (  # after the check that what they import is there
         compute,
         difficulty,
@@ -78,12 +67,12 @@ def _report(
     )
     from lightning_rlvr.report.loading import load
 
-    results = load(folder, baseline, arms)
-    first = overview.summary(results, confidence)
-    topics = [part.section(results, confidence) for part in (paired, difficulty, pass_at_k, length, compute)]
+    results = load(settings.folder, settings.baseline, settings.arms)
+    first = overview.summary(results, settings.confidence)
+    topics = [part.section(results, settings.confidence) for part in (paired, difficulty, pass_at_k, length, compute)]
     topics.append(training.section(results))
-    sections = [first, *topics, overview.limits(topics), overview.origin(results, folder, args)]
-    where = out or folder / "report"
+    sections = [first, *topics, overview.limits(topics), overview.origin(results, settings.folder, args)]
+    where = settings.out or settings.folder / "report"
     with page.replacing(where) as new:
         page.write(f"Report: {results.name}", sections, new)
         hparams.write(results, new / "hparams")

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from lightning_rlvr.report.paired import percent, t_interval
-from lightning_rlvr.report.plots import legend, panels, style
+from lightning_rlvr.report.plots import curve, legend, panels
 from lightning_rlvr.report.results import SweepResults
 from lightning_rlvr.report.section import Plot, Section, Table
+from lightning_rlvr.report.statistics import percent, t_interval
 
 AXES = {
     "step": "optimizer steps",
@@ -20,7 +20,13 @@ AXES = {
     "flops": "estimated FLOPs",
 }
 """Columns of ``SweepResults.steps`` and what they count."""
-MEASURES = {"reward/mean": "training reward", "eval/accuracy": "held-out accuracy"}
+_HELD_OUT = "eval/accuracy"
+MEASURES = {"reward/mean": "training reward", _HELD_OUT: "held-out accuracy"}
+"""Curves that are compared, where runs logged them."""
+_NO_HELD_OUT = (
+    f"**The runs logged no curve of held-out accuracy (`{_HELD_OUT}`), so this section compares training reward alone "
+    "and cannot say which arm was more accurate at equal compute.** `--trainer.val_check_interval N` logs one."
+)
 _SHARE = 0.05
 """Of a run's logged values: what a curve is averaged over."""
 _POINTS = 200
@@ -32,7 +38,6 @@ def section(results: SweepResults, confidence: float = 0.95) -> Section:
     Args:
         results: With ``steps``.
         confidence: Level of the t-intervals of the paired differences.
-
     """
     measures = [tag for tag in MEASURES if _is_curve(results, tag)]
     if not measures:
@@ -54,14 +59,15 @@ def section(results: SweepResults, confidence: float = 0.95) -> Section:
         text=(
             "An arm may need more tokens, seconds or FLOPs for a step than another. The curves show the same values "
             "against each of them.",
+            *(() if _HELD_OUT in measures else (_NO_HELD_OUT,)),
         ),
         tables=(Table(name="equal_compute", caption=caption, frame=frame, formats=formats),),
         plots=tuple(_plot(results, tag) for tag in measures),
         caveats=(
             "Seconds depend on the machine and on what else ran on it; compare them only if the runs had it alone.",
             "FLOPs are estimated from sizes of model and batch, not measured.",
-            "The training reward is that of the problems just sampled, and rises with what was learned of them; "
-            "generalisation is judged on held-out problems only.",
+            "The training reward is that of the problems just sampled, with all that the training adds to it, such as "
+            "punishments of length; it does not show how accurate an arm is on problems that it was not trained on.",
         ),
     )
 
@@ -95,8 +101,9 @@ def at_equal_compute(results: SweepResults, tag: str, confidence: float = 0.95) 
     Example:
         >>> steps = pd.DataFrame({"arm": ["a", "a", "b", "b"], "seed": 0, "step": [1, 2] * 2, "reward/mean": 0.5})
         >>> steps = steps.assign(sampled_tokens=[10, 20, 5, 10], seconds=steps["step"], flops=steps["step"])
+        >>> samples = pd.DataFrame(columns=["arm", "seed", "set", "problem"])
         >>> results = SweepResults(
-        ...     name="", baseline="a", arms=("a", "b"), seeds=(0,), samples=pd.DataFrame(), steps=steps, settings={}
+        ...     name="", baseline="a", arms=("a", "b"), seeds=(0,), samples=samples, steps=steps, settings={}
         ... )
         >>> at_equal_compute(results, "reward/mean")[["axis", "arm", "budget", "step"]].head(2).values.tolist()
         [['sampled tokens', 'a', 10.0, 1.0], ['sampled tokens', 'b', 10.0, 2.0]]
@@ -121,7 +128,7 @@ def at_equal_compute(results: SweepResults, tag: str, confidence: float = 0.95) 
             row["used"] = (of_arm["used"] / base["used"]).mean()
             if arm != results.baseline:
                 differences = (of_arm["value"] - base["value"]).dropna()
-                low, high = t_interval(differences.to_numpy(), confidence)
+                low, high = map(float, t_interval(differences, confidence))
                 row |= {"difference": differences.mean(), "low": low, "high": high}
             rows.append(row)
     columns = ["measure", "axis", "arm", "budget", "used", "step", "value", "difference", "low", "high", "seeds"]
@@ -154,8 +161,5 @@ def _draw(panel: Axes, curves: Sequence[pd.DataFrame], axis: str, label: str, nu
     if not curves:
         return
     grid = np.linspace(max(c[axis].iloc[0] for c in curves), min(c[axis].iloc[-1] for c in curves), _POINTS)
-    values = np.array([np.interp(grid, curve[axis], curve["value"]) for curve in curves])
-    look = style(number)
-    panel.plot(grid, values.mean(0), label=label, linewidth=1.5, color=look["color"], linestyle=look["linestyle"])
-    if len(curves) > 1:
-        panel.fill_between(grid, values.min(0), values.max(0), color=look["color"], alpha=0.12, linewidth=0)
+    values = np.array([np.interp(grid, c[axis], c["value"]) for c in curves])
+    curve(panel, number, label, grid, values.mean(0), values.min(0), values.max(0))

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
-from scipy import stats
 
-from lightning_rlvr.report.paired import MIN_PROBLEMS, NUM_RESAMPLES, pass_rates, percent
 from lightning_rlvr.report.plots import axes, style
+from lightning_rlvr.report.problems import pass_rates
 from lightning_rlvr.report.results import SweepResults
 from lightning_rlvr.report.section import Plot, Section, Table
+from lightning_rlvr.report.statistics import MIN_PROBLEMS, Array, bootstrap, percent
 
 BINS: Mapping[str, str] = {
     "never": "0",
@@ -95,15 +94,10 @@ def gain_by_bin(known: pd.Series, before: pd.Series, after: pd.Series, confidenc
 
 
 def _interval(clusters: pd.DataFrame, confidence: float) -> tuple[float, float]:
-    def mean(total: NDArray[np.float64], size: NDArray[np.float64], axis: int) -> Any:
+    def mean(total: Array, size: Array, axis: int) -> Any:
         return total.sum(axis=axis) / size.sum(axis=axis)
 
-    data = clusters["sum"].to_numpy(np.float64), clusters["size"].to_numpy(np.float64)
-    found = stats.bootstrap(
-        data, mean, paired=True, n_resamples=NUM_RESAMPLES, batch=200, vectorized=True, confidence_level=confidence,
-        method="percentile", rng=0,
-    ).confidence_interval  # fmt: skip
-    return float(found.low), float(found.high)
+    return bootstrap([clusters[name].to_numpy(np.float64) for name in ("sum", "size")], mean, confidence, paired=True)
 
 
 def recurs(rates: pd.Series) -> bool:
@@ -121,8 +115,9 @@ def recurs(rates: pd.Series) -> bool:
 def null_rates(samples: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
     """The baseline as if it were an arm: what ``gain_by_bin`` takes.
 
-    Where every problem recurs in every seed, the next seed's run (after the last, the first) plays the arm. Else the
-    fourth quarter of a run's samples plays it against the third.
+    Where every problem recurs in every seed, seeds are taken two by two and the second run of a pair plays the arm (no
+    run is in two pairs: their gains would cancel). Else the fourth quarter of a run's samples plays it against the
+    third.
 
     Args:
         samples: Of the baseline, at least four for each problem.
@@ -136,8 +131,10 @@ def null_rates(samples: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
     if not recurs(second):
         return known, part_rates(samples, 0.5, 0.75), part_rates(samples, 0.75, 1)
     seeds = sorted(set(samples["seed"]))
-    plays_for = dict(zip([*seeds[1:], seeds[0]], seeds, strict=True))
-    return known, second, second.rename(index=plays_for, level="seed")
+    plays_for = dict(zip(seeds[1::2], seeds[::2], strict=False))  # of an odd number the last has no partner
+    known, before = (rates[rates.index.isin(plays_for.values(), level="seed")] for rates in (known, second))
+    after = second[second.index.isin(plays_for, level="seed")].rename(index=plays_for, level="seed")
+    return known, before, after
 
 
 def section(results: SweepResults, confidence: float = 0.95) -> Section:
@@ -171,7 +168,7 @@ def section(results: SweepResults, confidence: float = 0.95) -> Section:
             f"Problems are binned by the pass rate of `{results.baseline}` on the first half of its samples; gains "
             "are measured on the second half of both arms, which the bins have not seen: in expectation no bin gains "
             "by regression to the mean.",
-            _null_text(recurs(before)),
+            _null_text(before.index.get_level_values("seed").nunique() if recurs(part_rates(own, 0, 0.5)) else 0),
             _naive_text(naive),
         ),
         tables=(table,),
@@ -193,13 +190,13 @@ def _too_few(fewest: int) -> str:
     )
 
 
-def _null_text(between_seeds: bool) -> str:
-    if between_seeds:
+def _null_text(pairs: int) -> str:
+    if pairs:
         return (
-            "The null is the baseline against itself: each seed's run against the next seed's on the same problems, "
-            "by the same procedure. It shows whether the procedure creates gains, and the noise that sampling and "
-            "training again leave in a bin. Every run is on both sides of it once, so what one run gains on all "
-            "problems alike cancels: it cannot show how far whole runs differ, which the differences by seed do."
+            "The null is the baseline against itself: seeds are taken two by two, and the second run of a pair plays "
+            f"the arm on the same problems, by the same procedure. It shows, from {pairs} "
+            f"pair{'s' if pairs > 1 else ''}, what training again and sampling leave in a bin where no method was "
+            "changed; with fewer pairs than an arm has seeds its intervals are wider than the arm's."
         )
     return (
         "The null is the baseline against itself: problems do not recur in every seed, so the fourth quarter of each "

@@ -7,8 +7,8 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from lightning_rlvr.report import pass_at_k
-from lightning_rlvr.report.results import SweepResults
+from lightning_rlvr.report.pass_at_k import by_problem
+from lightning_rlvr.report.results import SweepResults, macro
 
 
 def write(results: SweepResults, folder: Path) -> None:
@@ -17,7 +17,7 @@ def write(results: SweepResults, folder: Path) -> None:
     Columns are the arm, the seed and the settings in which arms differ; metrics are macro pass@k in percent
     (``accuracy`` is pass@1), mean tokens of a sample, and the tokens, seconds and FLOPs of the training.
     """
-    passes = pass_at_k.macro(pass_at_k.by_problem(results.samples)).rename(columns={1: "accuracy"})
+    passes = macro(by_problem(results.samples)).rename(columns={1: "accuracy"})
     passes.columns = [name if name == "accuracy" else f"pass@{name}" for name in passes.columns]
     runs = results.samples.groupby(["arm", "seed"], observed=True)["tokens"].mean().to_frame("tokens")
     used = results.steps.groupby(["arm", "seed"])[["sampled_tokens", "seconds", "flops"]].max()

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import SCALARS, Even
 
 from lightning_rlvr.checks import require_choice
 from lightning_rlvr.json_rows import read_json_rows
-from lightning_rlvr.monitoring.files import PROGRESS_FILE, ROLLOUTS_FILE, flat_settings
+from lightning_rlvr.monitoring.files import PROGRESS_FILE, ROLLOUTS_FILE, flat_settings, read_json
 from lightning_rlvr.report.results import SweepResults
 
 COMPUTE = {
@@ -28,6 +28,7 @@ COMPUTE = {
 _NO_RUN = "no run"
 _OF_ONE_RUN = {"name", "runs_dir", "seed_everything", "data.data_seed", "model.rollout.sample_seed", "ckpt_path"}
 _KEY = ["set", "problem", "sample"]
+_NAMES = ["arm", "set", "problem", "status"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +73,7 @@ def find_cells(folder: Path) -> tuple[Mapping[str, Any], list[Cell]]:
     Raises:
         FileNotFoundError: There are no such runs.
     """
-    if (folder / "sweep.json").is_file():
-        sweep = _json(folder / "sweep.json")
+    if sweep := read_json(folder / "sweep.json"):
         return sweep, [
             Cell(
                 arm=cell["arm"],
@@ -147,14 +147,13 @@ def load(folder: Path, baseline: str | None = None, arms: Sequence[str] | None =
     notes += [*_check_lengths(only_runs), *_check_pairs(runs), *_differing_code(only_runs)]
     settings, within = _settings(only_runs, present)
     samples = pd.concat([samples for _, samples in runs], ignore_index=True)
-    if unscored := int(samples["reward"].isna().sum()):
-        notes.append(f"{unscored} of {len(samples)} samples could not be scored; they count as not correct.")
+    notes += [*_left_out(known, wanted, present), *_unscored(samples, present)]
     return SweepResults(
         name=sweep.get("name") or folder.resolve().name,
         baseline=first,
         arms=present,
         seeds=tuple(sorted({run.cell.seed for run in only_runs})),
-        samples=samples.drop(columns="sample_seed"),
+        samples=samples.drop(columns="sample_seed").astype(dict.fromkeys(_NAMES, "category")),
         steps=pd.concat([_steps(run) for run in only_runs], ignore_index=True),
         settings=settings,
         notes=(*notes, *within),
@@ -163,7 +162,7 @@ def load(folder: Path, baseline: str | None = None, arms: Sequence[str] | None =
 
 def environments(folder: Path) -> tuple[Mapping[str, Any], ...]:
     """Versions, commit and device of every process that wrote into the folder of a run, that of the training first."""
-    return tuple(_json(file) for file in sorted(folder.glob("environment*.json"), key=lambda file: len(file.name)))
+    return tuple(read_json(file) for file in sorted(folder.glob("environment*.json"), key=lambda file: len(file.name)))
 
 
 def finished_version(cell: Cell) -> Path | None:
@@ -176,7 +175,7 @@ def finished_version(cell: Cell) -> Path | None:
 def _finished(cell: Cell) -> tuple[Path | None, str]:
     """The run that counts, if there is one, and what there is to say about it."""
     newest = finished_version(cell)
-    status = _json(cell.folder / "cell.json") if (cell.folder / "cell.json").is_file() else {}
+    status = read_json(cell.folder / "cell.json")
     if status.get("status") == "failed":
         return None, f"`{cell.name}` is left out: it failed ({status.get('message') or 'no message'})."
     versions = sorted(path for path in cell.folder.glob("version_*"))
@@ -188,8 +187,7 @@ def _finished(cell: Cell) -> tuple[Path | None, str]:
 
 
 def _progress(version: Path) -> Mapping[str, Any]:
-    file = version / PROGRESS_FILE
-    return _json(file) if file.is_file() else {}
+    return read_json(version / PROGRESS_FILE)
 
 
 def _read_run(cell: Cell, folder: Path) -> Run:
@@ -200,7 +198,7 @@ def _read_run(cell: Cell, folder: Path) -> Run:
         step=_progress(folder)["step"],
         settings=flat_settings(_plain(folder / "config.yaml")),
         environments=environments(folder),
-        problems=_json(folder / "problems.json"),
+        problems=read_json(folder / "problems.json"),
         rollouts=tuple(row for _, row in read_json_rows(rollouts)) if rollouts.is_file() else (),
     )
 
@@ -210,7 +208,7 @@ def _samples(run: Run) -> pd.DataFrame:
     frames: list[pd.DataFrame] = []
     conditions: dict[str, Mapping[str, Any]] = {}
     for file in sorted(run.folder.glob("eval/*/settings.json")):
-        settings = _json(file)
+        settings = read_json(file)
         name, used = settings["name"], settings["conditions"]
         result = file.with_name("per_problem.parquet")
         if used.get("step") != run.step or not result.is_file():
@@ -244,6 +242,25 @@ def _steps(run: Run) -> pd.DataFrame:
     return frame.assign(arm=run.cell.arm, seed=run.cell.seed)[["arm", "seed", *frame.columns]]
 
 
+def _left_out(known: Sequence[str], wanted: Sequence[str], present: Sequence[str]) -> Iterator[str]:
+    if len(wanted) < len(known):
+        yield (
+            f"Shown: {len(present) - 1} of the sweep's {len(known) - 1} arms beside the baseline (`--arms`); p is "
+            "adjusted for no others."
+        )
+
+
+def _unscored(samples: pd.DataFrame, arms: Sequence[str]) -> Iterator[str]:
+    unscored = samples["reward"].isna().groupby(samples["arm"]).agg(["sum", "size", "mean"]).loc[list(arms)]
+    if unscored["sum"].any():
+        listed = ", ".join(f"`{arm}` {row['sum']:.0f} of {row['size']:.0f}" for arm, row in unscored.iterrows())
+        differ = " Arms differ in this, which by itself makes a difference in accuracy."
+        yield (
+            f"Samples that could not be scored count as not correct: {listed}."
+            + (differ if unscored["mean"].nunique() > 1 else "")
+        )
+
+
 def _check_not_empty(
     baseline: str, runs: Sequence[tuple[Run, pd.DataFrame]], unevaluated: Sequence[Run], notes: Sequence[str]
 ) -> None:
@@ -275,18 +292,14 @@ def _check_pairs(runs: Sequence[tuple[Run, pd.DataFrame]]) -> Iterator[str]:
     leaders: dict[int, tuple[Run, pd.DataFrame]] = {}
     unordered = []
     for run, samples in runs:
-        if run.problems["data_seed"] != run.cell.seed:
-            raise ValueError(f"{str(run.folder)!r} has data_seed {run.problems['data_seed']}, not {run.cell.seed}")
+        if (found := run.problems.get("data_seed")) != run.cell.seed:
+            raise ValueError(f"{str(run.folder)!r} has data_seed {found}, not {run.cell.seed}")
         _check_conditions(runs[0], (run, samples), ignored=("weights", "step", "sample_seed"))
         leader, its_samples = leaders.setdefault(run.cell.seed, (run, samples))
         if not _check_rollouts(leader, run):
             unordered.append(run.cell.name)
         _check_conditions((leader, its_samples), (run, samples), ignored=("weights", "step"))
-        _check_samples((leader, its_samples), (run, samples))
-    sizes = {run.cell.name: set(samples.groupby(["set", "problem"]).size()) for run, samples in runs}
-    if len(set.union(*sizes.values())) > 1:
-        listed = ", ".join(f"{name} {' and '.join(map(str, sorted(found)))}" for name, found in sizes.items())
-        raise ValueError(f"every problem must have the same number of samples, got {listed}; evaluate again")
+        _check_sample_seeds((leader, its_samples), (run, samples))
     if unordered:
         yield (
             f"Order of the problems and sampling seeds in training could not be checked (no {ROLLOUTS_FILE}): "
@@ -319,11 +332,9 @@ def _check_conditions(
             raise _unpaired(first[0], other[0], f"evaluations of {name!r} differ in {found}")
 
 
-def _check_samples(first: tuple[Run, pd.DataFrame], other: tuple[Run, pd.DataFrame]) -> None:
-    one, two = (samples.set_index(_KEY)["sample_seed"].sort_index() for _, samples in (first, other))
-    if not one.index.equals(two.index):
-        alone = len(one.index.symmetric_difference(two.index))
-        raise _unpaired(first[0], other[0], f"{alone} evaluated samples (set, problem, number) are of one run only")
+def _check_sample_seeds(first: tuple[Run, pd.DataFrame], other: tuple[Run, pd.DataFrame]) -> None:
+    """Of the samples that both have; that both have all is checked by ``SweepResults``."""
+    one, two = first[1].set_index(_KEY)["sample_seed"].align(other[1].set_index(_KEY)["sample_seed"], join="inner")
     if not one.equals(two):
         raise _unpaired(first[0], other[0], f"{int((one != two).sum())} of {len(one)} samples have another seed")
 
@@ -370,10 +381,3 @@ def _plain(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{str(file)!r} must be the configuration of a run")
     return {str(name): value for name, value in content.items()}
-
-
-def _json(file: Path) -> dict[str, Any]:
-    rows = list(read_json_rows(file))
-    if len(rows) != 1:
-        raise ValueError(f"{str(file)!r} must hold one object, got {len(rows)}")
-    return rows[0][1]

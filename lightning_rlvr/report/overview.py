@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +10,10 @@ import pandas as pd
 
 from lightning_rlvr import __version__
 from lightning_rlvr.report.loading import environments, find_cells, finished_version
-from lightning_rlvr.report.paired import compare, percent, points
+from lightning_rlvr.report.paired import points
 from lightning_rlvr.report.results import SweepResults
 from lightning_rlvr.report.section import Section, Table
+from lightning_rlvr.report.statistics import MIN_PAIRS, compare, finding, percent
 
 
 def summary(results: SweepResults, confidence: float = 0.95) -> Section:
@@ -56,17 +56,15 @@ def _verdicts(results: SweepResults, confidence: float) -> Table:
         )
     ]
     for arm, (found, p_holm) in compare(by_seed, results.baseline, confidence).items():
-        word = "no test" if math.isnan(p_holm) else "inconclusive"
-        if p_holm < 1 - confidence:
-            word = "better" if found.mean > 0 else "worse"
+        word = finding(found, p_holm, confidence)
         rows.append((arm, by_seed[arm].mean(), found.mean, found.low, found.high, p_holm, found.num_pairs, word))
     columns = ["arm", "accuracy", "difference", "low", "high", "p Holm", "pairs", "verdict"]
     return Table(
         name="summary",
         caption=f"Accuracy in percent, mean over the seeds of the arm. Difference to `{results.baseline}` in points, "
         f"paired by seed, with its {percent(confidence)} t-interval over seeds (not adjusted for the number of arms). "
-        f"An arm is called better or worse where its Holm-adjusted p is below {1 - confidence:.3g}, otherwise "
-        "inconclusive.",
+        f"An arm is called better or worse where its Holm-adjusted p is below {1 - confidence:.3g}, by the t "
+        f"test alone, and never from fewer than {MIN_PAIRS} pairs; otherwise inconclusive.",
         frame=pd.DataFrame(rows, columns=columns),
         formats={"accuracy": "{:.2f}", "p Holm": "{:.2g}"} | dict.fromkeys(("difference", "low", "high"), "{:+.2f}"),
     )

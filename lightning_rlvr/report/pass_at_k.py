@@ -10,27 +10,34 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lightning_rlvr.functional.evaluation import pass_at_k
-from lightning_rlvr.report.paired import percent, problem_interval, t_interval
-from lightning_rlvr.report.plots import axes, style
-from lightning_rlvr.report.results import SweepResults
+from lightning_rlvr.report.plots import axes, curve, style
+from lightning_rlvr.report.problems import problem_interval
+from lightning_rlvr.report.results import SweepResults, macro
 from lightning_rlvr.report.section import Plot, Section, Table
+from lightning_rlvr.report.statistics import percent, t_interval
 
 
-def budgets(num_samples: int) -> list[int]:
-    """Powers of two up to n, and n itself.
+def powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to ``most``.
 
     Example:
-        >>> budgets(12), budgets(1)
-        ([1, 2, 4, 8, 12], [1])
+        >>> powers(9)
+        [1, 2, 4, 8]
     """
-    return sorted({2**power for power in range(num_samples.bit_length())} | {num_samples})
+    return [2**i for i in range(most.bit_length())]
+
+
+def counts(samples: pd.DataFrame) -> pd.DataFrame:
+    """Samples (`n`) and correct samples (`c`), int64, of every problem: rows by `arm`, `seed`, `set`, `problem`."""
+    correct = samples.groupby(["arm", "seed", "set", "problem"], observed=True)["correct"]
+    return pd.DataFrame({"n": correct.size(), "c": correct.sum()}).astype("int64")
 
 
 def by_problem(samples: pd.DataFrame) -> pd.DataFrame:
     """Unbiased pass@k of every problem of every run, in percent.
 
     Args:
-        samples: With equally many samples for each problem of a set; k goes up to the smallest number.
+        samples: With equally many samples for each problem of a set; k is a power of two or the smallest number.
 
     Returns:
         Rows by `arm`, `seed`, `set`, `problem`, a column for each k.
@@ -40,23 +47,11 @@ def by_problem(samples: pd.DataFrame) -> pd.DataFrame:
         >>> by_problem(pd.DataFrame(rows, columns=["arm", "seed", "set", "problem", "correct"])).values.tolist()
         [[25.0, 50.0, 100.0]]
     """
-    counts = samples.groupby(["arm", "seed", "set", "problem"], observed=True)["correct"].agg(["size", "sum"])
-    n, c = (torch.from_numpy(counts[name].to_numpy("int64", copy=True)) for name in ("size", "sum"))
-    ks = budgets(int(n.min()))
-    return pd.DataFrame({k: 100 * pass_at_k(n, c, k).numpy() for k in ks}, index=counts.index)
-
-
-def macro(problems: pd.DataFrame) -> pd.DataFrame:
-    """Mean over sets of the mean over problems: rows by `arm` and `seed`, a column for each k.
-
-    Example:
-        >>> keys = [("a", 0, "s", "p"), ("a", 0, "l", "q"), ("a", 0, "l", "r")]
-        >>> index = pd.MultiIndex.from_tuples(keys, names=["arm", "seed", "set", "problem"])
-        >>> macro(pd.DataFrame({1: [60.0, 10.0, 30.0]}, index)).loc[("a", 0), 1]
-        np.float64(40.0)
-    """
-    by_set = problems.groupby(["arm", "seed", "set"], observed=True).mean()
-    return by_set.groupby(["arm", "seed"], observed=True).mean()
+    problems = counts(samples)
+    n, c = (torch.from_numpy(problems[name].to_numpy(copy=True)) for name in ("n", "c"))
+    most = int(n.min())
+    ks = sorted({*powers(most), most})
+    return pd.DataFrame({k: 100 * pass_at_k(n, c, k).numpy() for k in ks}, index=problems.index)
 
 
 def band(values: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
@@ -115,8 +110,10 @@ def section(results: SweepResults, confidence: float = 0.95) -> Section:
         title="pass@k",
         text=(
             "pass@k is the probability that at least one of k samples is correct, estimated without bias from at "
-            f"least {largest} samples of each problem; pass@1 is avg@n. Where a gain at k = 1 vanishes at large k, "
-            "the arm finds more often what the baseline finds too, rather than solving other problems.",
+            f"least {largest} samples of each problem; pass@1 is avg@n. A gain at k = 1 that vanishes at large k is "
+            "compatible with an arm that finds more often what the baseline finds too, rather than solving other "
+            "problems, and equally with a ceiling: where both come near all problems that can be solved no gain is "
+            "left to see.",
         ),
         tables=(table,),
         plots=tuple(_plots(results, curves, differences, bands)),
@@ -144,20 +141,19 @@ def _plots(
     results: SweepResults, curves: dict[str, pd.DataFrame], differences: dict[str, pd.DataFrame], bands: str
 ) -> Iterator[Plot]:
     figure, panel = axes(xlabel="k", ylabel="pass@k (%)")
-    for arm, curve in curves.items():
-        look = style(results.arms.index(arm))
-        panel.plot(curve["k"], curve["mean"], label=arm, markersize=4, **look)
-        panel.fill_between(curve["k"], curve["low"], curve["high"], color=look["color"], alpha=0.12, linewidth=0)
+    for arm, of_arm in curves.items():
+        ends = of_arm["low"], of_arm["high"]
+        curve(panel, results.arms.index(arm), arm, of_arm["k"], of_arm["mean"], *ends, marked=True)
     yield Plot(name="pass_at_k", caption=f"pass@k with {bands}.", figure=_finished(figure, panel, curves))
     if not differences:
         return
     figure, panel = axes(xlabel="k", ylabel=f"pass@k minus that of {results.baseline} (points)")
     panel.axhline(0, color="black", linewidth=0.8)
-    for place, (arm, curve) in enumerate(differences.items()):
+    for place, (arm, gains) in enumerate(differences.items()):
         look = style(results.arms.index(arm))
-        x = curve["k"] * 2 ** (0.6 * ((place + 0.5) / len(differences) - 0.5))  # side by side, so that bars stay apart
-        panel.vlines(x, curve["low"], curve["high"], color=look["color"], linewidth=1.0)
-        panel.plot(x, curve["mean"], label=arm, markersize=4, **look)
+        x = gains["k"] * 2 ** (0.6 * ((place + 0.5) / len(differences) - 0.5))  # side by side, so that bars stay apart
+        panel.vlines(x, gains["low"], gains["high"], color=look["color"], linewidth=1.0)
+        panel.plot(x, gains["mean"], label=arm, markersize=4, **look)
     caption = f"Paired differences to `{results.baseline}` with {bands}; arms are set side by side at each k."
     yield Plot(name="pass_at_k_difference", caption=caption, figure=_finished(figure, panel, differences))
 

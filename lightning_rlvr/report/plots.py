@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -90,3 +92,54 @@ def axes(*, title: str = "", xlabel: str = "", ylabel: str = "") -> tuple[Figure
     """
     figure, (panel,) = panels(1, title=title, xlabel=xlabel, ylabel=ylabel)
     return figure, panel
+
+
+def curve(
+    panel: Axes,
+    arm_index: int,
+    label: str,
+    x: npt.ArrayLike,
+    mean: npt.ArrayLike,
+    low: npt.ArrayLike,
+    high: npt.ArrayLike,
+    *,
+    marked: bool = False,
+) -> None:
+    """An arm's line in its style over a band from ``low`` to ``high`` (none where they are NaN).
+
+    Args:
+        panel: To draw into.
+        arm_index: As ``style`` takes it.
+        label: In the legend.
+        x: ``[N]``, as the next three.
+        mean: The line.
+        low: Lower end of the band.
+        high: Upper end of the band.
+        marked: Points are few and shown.
+
+    Example:
+        >>> _, panel = axes()
+        >>> curve(panel, 0, "grpo", [1, 2], [0.3, 0.5], [0.2, 0.4], [0.4, 0.6])
+        >>> panel.lines[0].get_label(), len(panel.collections)
+        ('grpo', 1)
+    """
+    look = style(arm_index)
+    [line] = panel.plot(x, mean, label=label, color=look["color"], linestyle=look["linestyle"])
+    if marked:
+        line.set(marker=look["marker"], markersize=4)
+    panel.fill_between(x, low, high, color=look["color"], alpha=0.12, linewidth=0)
+
+
+def log_axis(panel: Axes, values: npt.ArrayLike) -> None:
+    """A logarithmic x axis with about six whole numbers on it.
+
+    Example:
+        >>> _, panel = axes()
+        >>> log_axis(panel, [1, 32])
+        >>> panel.get_xticks().tolist()
+        [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
+    """
+    ticks = np.unique(np.geomspace(np.min(values), np.max(values), 6).round())
+    panel.set_xscale("log")
+    panel.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
+    panel.minorticks_off()

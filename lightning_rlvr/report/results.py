@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
+
+Values = TypeVar("Values", "pd.Series[float]", pd.DataFrame)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,8 +46,25 @@ class SweepResults:
         return first[first["seed"].isin(shared)], second[second["seed"].isin(shared)]
 
 
+def macro(rates: Values) -> Values:
+    """Mean over sets of the mean over problems of every run: sets count alike, and so do the problems of a set.
+
+    Args:
+        rates: By `set`, `problem` and what tells the runs apart (`arm`, `seed`, or one of them); columns are kept.
+
+    Example:
+        >>> keys = [("a", "s", "p"), ("a", "l", "q"), ("a", "l", "r")]
+        >>> index = pd.MultiIndex.from_tuples(keys, names=["arm", "set", "problem"])
+        >>> macro(pd.Series([60.0, 10.0, 30.0], index)).to_dict()
+        {'a': 40.0}
+    """
+    run: list[str] = [str(name) for name in rates.index.names if name not in ("set", "problem")]
+    by_set: Values = rates.groupby([*run, "set"], observed=True).mean()
+    return by_set.groupby(run, observed=True).mean()
+
+
 def accuracy(samples: pd.DataFrame) -> pd.DataFrame:
-    """Macro avg@n of every run: mean over sets of the mean over problems of the share of correct samples.
+    """Macro avg@n of every run: the ``macro`` mean of the share of correct samples.
 
     Returns:
         A row for each seed, a column for each arm, in [0, 1]; NaN where there is no such run.
@@ -54,9 +74,7 @@ def accuracy(samples: pd.DataFrame) -> pd.DataFrame:
         >>> accuracy(pd.DataFrame(rows, columns=["arm", "seed", "set", "problem", "sample", "correct"])).to_dict()
         {'a': {0: 0.5}, 'b': {0: 1.0}}
     """
-    by_problem = samples.groupby(["arm", "seed", "set", "problem"], observed=True)["correct"].mean()
-    by_set = by_problem.groupby(["arm", "seed", "set"], observed=True).mean()
-    return by_set.groupby(["seed", "arm"], observed=True).mean().unstack("arm")
+    return macro(samples.groupby(["seed", "arm", "set", "problem"], observed=True)["correct"].mean()).unstack("arm")
 
 
 def check_paired(samples: pd.DataFrame) -> None:

@@ -43,8 +43,9 @@ def at_the_end(results: SweepResults) -> pd.DataFrame:
 
     Example:
         >>> steps = pd.DataFrame({"arm": "a", "seed": 0, "step": range(20), "reward/mean": [0.0] * 18 + [1.0, 2.0]})
+        >>> samples = pd.DataFrame(columns=["arm", "seed", "set", "problem"])
         >>> results = SweepResults(
-        ...     name="", baseline="a", arms=("a",), seeds=(0,), samples=pd.DataFrame(), steps=steps, settings={}
+        ...     name="", baseline="a", arms=("a",), seeds=(0,), samples=samples, steps=steps, settings={}
         ... )
         >>> at_the_end(results)
         arm            a

@@ -14,9 +14,8 @@ from filelock import FileLock
 from typing_extensions import override
 
 from lightning_rlvr.cli import RLVRCLI
-from lightning_rlvr.monitoring.files import replace_text
-from lightning_rlvr.sweep.runner import read_json
-from lightning_rlvr.sweep.spec import Cell, SweepSpec, baseline
+from lightning_rlvr.monitoring.files import flat_settings, read_json, replace_text
+from lightning_rlvr.sweep.spec import Cell, SweepSpec
 
 
 class _ParsedOnly(RLVRCLI):
@@ -36,37 +35,38 @@ class _ParsedOnly(RLVRCLI):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """What one run of an arm costs, from its configuration."""
+class Arm:
+    """What the runs of an arm are, from its resolved configuration."""
 
     steps: int
-    """Optimizer steps."""
+    """Optimizer steps of a run."""
     completions: int
-    """Sampled in training."""
+    """Sampled in its training."""
     max_tokens: int
     """Of those completions, at most."""
+    settings: Mapping[str, str | float]
+    """All settings of the run by dotted name, but the data seed."""
 
 
-def check(cells: Sequence[Cell]) -> dict[str, Size]:
+def check(cells: Sequence[Cell]) -> dict[str, Arm]:
     """Parse the commands of every arm and make its plug-ins, as the runs will.
 
     Returns:
-        The size of a run by arm.
+        What each arm is, by name.
 
     Raises:
         ValueError: A setting does not exist or is out of range; the message names the arm.
     """
-    sizes: dict[str, Size] = {}
-    arms = {cell.arm: cell for cell in cells}.values()
-    for number, cell in enumerate(arms):
+    found: dict[str, Arm] = {}
+    for number, cell in enumerate({cell.arm: cell for cell in cells}.values()):
         try:
             with _quiet():
-                sizes[cell.arm] = _size(RLVRCLI(cell.fit[1:], run=False))
+                found[cell.arm] = _arm(RLVRCLI(cell.fit[1:], run=False))
                 if cell.test is not None and number == 0:  # what it adds is the same for all
                     _ParsedOnly(cell.test)
         except (ValueError, TypeError, OSError, ImportError) as error:
             raise ValueError(f"arm {cell.arm!r}: {error}") from error
-    return sizes
+    return found
 
 
 @contextmanager
@@ -85,66 +85,51 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _size(cli: RLVRCLI) -> Size:
+def _arm(cli: RLVRCLI) -> Arm:
     steps, module, prompts = cli.trainer.max_steps, cli.model, cli.datamodule.prompts_per_step
     module.check_sizes(steps, prompts)
     if steps < 1:
         raise ValueError("`trainer.max_steps` must be given, so that all runs have the same length")
     rollouts = steps // module.loss_settings.updates_per_rollout
     completions = rollouts * prompts * module.rollout_settings.num_generations
-    return Size(
+    settings = flat_settings(cli.run_settings())
+    return Arm(
         steps=steps,
         completions=completions,
         max_tokens=completions * module.rollout_settings.max_completion_length,
+        settings={name: value for name, value in settings.items() if name != "data.data_seed"},
     )
 
 
-def write_plan(folder: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
+def write_plan(folder: Path, spec: SweepSpec, cells: Sequence[Cell], arms: Mapping[str, Arm]) -> None:
     """Keep what the sweep is in ``sweep.json``; cells of an earlier call that are not asked for now stay in it.
 
     Raises:
-        ValueError: The folder holds a cell of the same name with another command.
+        ValueError: The folder holds an arm of the same name with other settings, whether in the sweep or in a file
+            that it names.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
         before = read_json(folder / "sweep.json")
-        known = {entry["folder"]: entry for entry in before.get("cells", [])}
-        planned = {cell.folder: _described(cell) for cell in cells}
-        for name in planned.keys() & known.keys():
-            if (former := _comparable(known[name]["fit"])) != (now := _comparable(planned[name]["fit"])):
-                changed = next(pair for pair in zip([*former, ""], [*now, ""], strict=False) if pair[0] != pair[1])
-                raise ValueError(
-                    f"{str(folder)!r} holds the cell {name!r} of another sweep ({changed[0]!r} there, {changed[1]!r} "
-                    f"here); give this one another `name`, or move that folder away"
-                )
-        together = [*(known | planned).values()]
+        known = before.get("arms", {})
+        for name, arm in arms.items():
+            _check_same(folder, name, known.get(name, arm.settings), arm.settings)
+        planned = {cell["folder"]: cell for cell in before.get("cells", [])}
+        planned |= {cell.folder: {**asdict(cell), "folder": cell.folder} for cell in cells}
         plan = {
             "name": spec.name,
-            "baseline": baseline(spec),
-            "arms": {entry["arm"]: entry["settings"] for entry in together},
-            "seeds": sorted({entry["seed"] for entry in together}),
-            "cells": together,
-            "spec": asdict(spec),
+            "baseline": spec.baseline or cells[0].arm,
+            "arms": known | {name: arm.settings for name, arm in arms.items()},
+            "cells": [*planned.values()],
         }
         replace_text(folder / "sweep.json", json.dumps(plan, indent=2) + "\n")
 
 
-def _described(cell: Cell) -> dict[str, Any]:
-    return {**asdict(cell), "folder": cell.folder}
-
-
-def _comparable(command: Sequence[str]) -> list[str]:
-    """What a command asks for, wherever it is typed: files by name, without the folder of the runs."""
-    names = [Path(part).name if part.endswith((".yaml", ".yml")) else part for part in command]
-    where = names.index("--runs_dir")
-    return names[:where] + names[where + 2 :]
-
-
-def seconds_of_runs(folder: Path, cells: Sequence[Cell]) -> Mapping[str, list[float]]:
-    """Seconds that finished runs took, by arm."""
-    spent: dict[str, list[float]] = {}
-    for cell in cells:
-        kept = read_json(folder / cell.folder / "cell.json")
-        if kept.get("status") == "finished":
-            spent.setdefault(cell.arm, []).append(kept["seconds"])
-    return spent
+def _check_same(folder: Path, name: str, former: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for setting in [*former, *now]:
+        there, here = (settings.get(setting, "unset") for settings in (former, now))
+        if there != here:
+            raise ValueError(
+                f"{str(folder)!r} holds the arm {name!r} of another sweep: `{setting}` is {there!r} there and "
+                f"{here!r} here; give this one another `name`, or move that folder away"
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,15 +13,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from lightning_rlvr.monitoring.files import PROGRESS_FILE, replace_text
+from lightning_rlvr.monitoring.files import PROGRESS_FILE, read_json, replace_text
 from lightning_rlvr.sweep.spec import Cell
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -53,7 +54,7 @@ event tells it to stop; returns the exit status."""
 def in_subprocess(
     args: Sequence[str], log: Path, cwd: Path, environment: Mapping[str, str], stop: threading.Event
 ) -> int:
-    """A process of its own, which ends with this one whatever happens to it (on Linux).
+    """A process of its own, which ends with this one whatever happens to this one (on Linux).
 
     Raises:
         StoppedError: ``stop`` was set; the process has been terminated.
@@ -128,7 +129,8 @@ class Job:
     def finished(self) -> bool:
         """Nothing is left to do: these very commands have been run."""
         kept = read_json(self.path / "cell.json")
-        return kept.get("status") == "finished" and bool(kept["cell"] == _plain(self.cell))
+        flags = self.cell.test_flags
+        return kept.get("status") == "finished" and kept.get("tested") == (flags if flags is None else list(flags))
 
     def run(
         self,
@@ -152,37 +154,45 @@ class Job:
         except Timeout:
             return Outcome(cell=self.cell.folder, status="busy", message="another sweep is running it")
         with held:
-            spent = read_json(self.path / "cell.json").get("seconds", 0.0)
-            if self.finished:
-                return Outcome(cell=self.cell.folder, status="finished", seconds=spent)
-            return self._run(environment, stop or threading.Event(), call, spent)
+            return self._run(environment, stop or threading.Event(), call)
 
-    def _run(self, environment: Mapping[str, str], stop: threading.Event, call: Call, spent: float) -> Outcome:
-        started, attempts, message = time.monotonic(), 0, ""
+    def _run(self, environment: Mapping[str, str], stop: threading.Event, call: Call) -> Outcome:
+        started, spent, attempts, message = time.monotonic(), 0.0, 0, ""
 
-        def seconds() -> float:
-            return spent + time.monotonic() - started
+        def outcome(status: Literal["running", "stopped", "finished", "failed"]) -> Outcome:
+            seconds = spent + time.monotonic() - started
+            content = {"status": status, "attempts": attempts, "seconds": round(seconds, 1), "message": message}
+            replace_text(
+                self.path / "cell.json", json.dumps(content | {"tested": self.cell.test_flags}, indent=2) + "\n"
+            )
+            ended: Literal["finished", "failed"] = "finished" if status == "finished" else "failed"
+            return Outcome(cell=self.cell.folder, status=ended, attempts=attempts, seconds=seconds, message=message)
 
         def command(args: Sequence[str]) -> int:
             with (self.path / "log.txt").open("a", encoding="utf-8") as log:
-                log.write(f"\n$ rlvr {' '.join(args)}\n")
-            try:
-                return call(args, self.path / "log.txt", self.cwd, environment, stop)
-            finally:
-                self._keep("running", attempts, seconds(), message)
+                log.write(f"\n$ rlvr {shlex.join(args)}\n")
+            return call(args, self.path / "log.txt", self.cwd, environment, stop)
 
-        for attempts in range(1, self.retries + 2):
-            self._keep("running", attempts, seconds(), message)
-            failed = self._attempt(command)
-            if failed is None:
-                self._keep("finished", attempts, seconds(), "")
-                return Outcome(cell=self.cell.folder, status="finished", attempts=attempts, seconds=seconds())
-            message = failed
-        self._keep("failed", attempts, seconds(), message)
-        return Outcome(cell=self.cell.folder, status="failed", attempts=attempts, seconds=seconds(), message=message)
+        try:
+            spent = read_json(self.path / "cell.json").get("seconds", 0.0)
+            if self.finished:
+                return Outcome(cell=self.cell.folder, status="finished", seconds=spent)
+            for attempts in range(1, self.retries + 2):  # noqa: B007  # `outcome` reads it
+                outcome("running")
+                message = self._attempt(command)
+                if not message:
+                    return outcome("finished")
+            return outcome("failed")
+        except (StoppedError, KeyboardInterrupt, SystemExit):
+            outcome("stopped")
+            raise
+        except Exception as error:  # a full disk, a damaged file: it is this cell's alone
+            message = f"{type(error).__name__}: {error}"
+            seconds = time.monotonic() - started
+            return Outcome(cell=self.cell.folder, status="failed", attempts=attempts, seconds=seconds, message=message)
 
-    def _attempt(self, command: Callable[[Sequence[str]], int]) -> str | None:
-        """Do what is left; the reason of a failure, or None."""
+    def _attempt(self, command: Callable[[Sequence[str]], int]) -> str:
+        """Do what is left; the reason of a failure, or nothing."""
         run = newest_run(self.path)
         if run is None or not trained(run):
             checkpoint = None if run is None else run / "checkpoints" / "last.ckpt"
@@ -190,24 +200,16 @@ class Job:
             if status := command([*self.cell.fit, *resumed]):
                 return f"`rlvr fit` ended with {_reason(status, self.path / 'log.txt')}"
             run = newest_run(self.path)
-            if run is None:
-                return "`rlvr fit` left no run folder"
+            if run is None or not trained(run):
+                return "`rlvr fit` ended before its last step"
         if self.cell.test is not None:
             last = run / "checkpoints" / "last.ckpt"
             if status := command([*self.cell.test, "--ckpt_path", self._seen(last)]):
                 return f"`rlvr test` ended with {_reason(status, self.path / 'log.txt')}"
-        return None
+        return ""
 
     def _seen(self, path: Path) -> str:
         return str(path.relative_to(self.cwd) if path.is_relative_to(self.cwd) else path)
-
-    def _keep(self, status: str, attempts: int, seconds: float, message: str) -> None:
-        content = {"status": status, "attempts": attempts, "seconds": round(seconds, 1), "message": message}
-        replace_text(self.path / "cell.json", json.dumps(content | {"cell": _plain(self.cell)}, indent=2) + "\n")
-
-
-def _plain(cell: Cell) -> Any:
-    return json.loads(json.dumps(asdict(cell)))
 
 
 def newest_run(cell: Path) -> Path | None:
@@ -221,51 +223,48 @@ def newest_run(cell: Path) -> Path | None:
 
 
 def trained(run: Path) -> bool:
-    """The run has trained to its end."""
+    """The run has trained to its end; if it was killed right then, its ``progress.json`` says so afterwards."""
     progress = read_json(run / PROGRESS_FILE)
     if progress.get("finished"):
         return True
     checkpoint = run / "checkpoints" / "last.ckpt"
     if not progress or not checkpoint.exists():
         return False
-    import torch  # only where a run was killed after its last step, or in the middle
+    import torch  # only where a run was killed
 
     try:
-        saved = torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True)
+        step = torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True)["global_step"]
     except Exception:  # whatever the bytes lead to: `rlvr fit` then says what is wrong with it
         return False
-    return bool(0 < progress["max_steps"] <= saved["global_step"])
+    if not 0 < progress["max_steps"] <= step:
+        return False
+    replace_text(run / PROGRESS_FILE, json.dumps(progress | {"step": step, "finished": True}, indent=2) + "\n")
+    return True
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a file, or an empty one where there is no such file."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    if not isinstance(content, dict):
-        raise ValueError(f"{str(file)!r} must hold an object, got {type(content).__name__}")
-    return content
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
 
 
 def _die_with_parent() -> None:
-    set_death_signal = 1  # PR_SET_PDEATHSIG
-    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+    """Runs between fork and exec, where nothing may be imported or loaded."""
+    assert _LIBC is not None
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, number)
-        try:
+    """Terminate a process if it still runs, then kill what it left in its session."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            continue
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _reason(status: int, log: Path) -> str:
-    how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+    how = f"signal {-status}" if status < 0 else f"status {status}"
     return f"{how}: {_last_words(log)}"
 
 

@@ -21,6 +21,8 @@ Setting = Any
 """A plain value of YAML: text, number, truth value, null, list or mapping."""
 _OWN = {"name": "name", "runs_dir": "--runs_dir", "data.data_seed": "seeds", "ckpt_path": "the sweep itself"}
 """Settings that the sweep gives to every run, and what decides them."""
+_FOLDERS = {"report", "slurm"}
+"""Beside the arms, in the folder of the sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,11 @@ class Cell:
     """Arguments of ``rlvr``, the first is ``fit``."""
     test: tuple[str, ...] | None = None
     """The same with ``test``; ``--ckpt_path`` is added once the run has one."""
+
+    @property
+    def test_flags(self) -> tuple[str, ...] | None:
+        """What the test adds to the arguments of the training."""
+        return None if self.test is None else self.test[len(self.fit) :]
 
     @property
     def folder(self) -> str:
@@ -77,16 +84,25 @@ class SweepSpec:
         require(len({*self.seeds}) == len(self.seeds), "seeds", "different", list(self.seeds))
         for key, values in self.grid.items():
             require(type(values) is list and values != [], f"grid.{key}", "a list of at least one value", values)
+        require(bool(self.arms or self.grid), "arms", "given, or `grid`", dict(self.arms))
+        for arm in _FOLDERS & {*self.arms}:
+            raise ValueError(f"`arms` must not be named {', '.join(sorted(_FOLDERS))}, got {arm!r}")
         for part, settings in self._parts():
+            for key in settings:
+                require(isinstance(key, str), part, "keyed by text (in quotes where YAML reads something else)", key)
             for key in settings.keys() & _OWN.keys():
                 raise ValueError(f"`{part}` must not set `{key}`, which {_OWN[key]} decides")
+            if "configs" in settings:
+                files = settings["configs"]
+                of_arm = part.startswith("arms.") and isinstance(files, list)
+                require(of_arm, f"{part}.configs", "a list of files, of an arm", files)
         for one, other in itertools.combinations([("fixed", self.fixed), ("grid", self.grid), *self._arms()], 2):
             both_arms = one[0].startswith("arms.") and other[0].startswith("arms.")
             if (twice := one[1].keys() & other[1].keys() - {"configs"}) and not both_arms:
                 raise ValueError(f"`{one[0]}` and `{other[0]}` both set `{min(twice)}`; set it in one of them")
 
     def _parts(self) -> Iterator[tuple[str, Mapping[str, Setting]]]:
-        yield from (("fixed", self.fixed), ("grid", self.grid), ("test", self.test or {}))
+        yield from (("arms", self.arms), ("fixed", self.fixed), ("grid", self.grid), ("test", self.test or {}))
         yield from self._arms()
 
     def _arms(self) -> Iterator[tuple[str, Mapping[str, Setting]]]:
@@ -181,16 +197,6 @@ def expand(spec: SweepSpec, runs_dir: str = "runs") -> list[Cell]:
     return [_cell(spec, name, settings, seed, folder) for seed in spec.seeds for name, settings in kept]
 
 
-def baseline(spec: SweepSpec) -> str:
-    """The arm that the others are compared with.
-
-    Example:
-        >>> baseline(SweepSpec(name="s", configs=("a.yaml",), arms={"grpo": {}, "mcpo": {"credit": "margin"}}))
-        'grpo'
-    """
-    return spec.baseline or expand(spec)[0].arm
-
-
 def _arms(spec: SweepSpec) -> Iterator[tuple[str, str, dict[str, Setting]]]:
     """Name of each cell, the arm in it, and the settings of both."""
     for arm, settings in (spec.arms or {"": {}}).items():
@@ -199,14 +205,15 @@ def _arms(spec: SweepSpec) -> Iterator[tuple[str, str, dict[str, Setting]]]:
             name = "-".join([*([arm] if arm else []), *(_label(key, value) for key, value in chosen.items())])
             if not re.fullmatch(r"[\w.=+-]+", name):
                 raise ValueError(
-                    f"the name of a cell must be made of letters, digits and `.=+-_`, got {name or 'none'!r}; "
-                    f"give its settings as one of `arms`, by name"
+                    f"the name of a cell must be made of letters, digits and `.=+-_`, got {name!r}; give its settings "
+                    f"as one of `arms`, by name"
                 )
             yield name, arm, {**settings, **chosen}
 
 
 def _label(key: str, value: Setting) -> str:
-    text = Path(value).stem if isinstance(value, str) else json.dumps(value)
+    text = value.rpartition("/")[2] if isinstance(value, str) else json.dumps(value)
+    text = text.removesuffix(".yaml").removesuffix(".yml")
     return text if key in ("calibrator", "credit") else f"{key.rpartition('.')[2]}={text}"
 
 

@@ -85,10 +85,13 @@ def test_smoothing_is_a_trailing_mean_that_skips_what_was_not_logged():
 def test_an_evaluation_after_training_is_no_curve():
     results = make_results()
     results.steps["eval/accuracy"] = results.steps["step"].map({10: 0.5})
-    assert [plot.name for plot in compute.section(results).plots] == ["compute_reward_mean"]
+    section = compute.section(results)
+    assert [plot.name for plot in section.plots] == ["compute_reward_mean"]
+    assert "no curve of held-out accuracy" in section.text[-1]
     results.steps["eval/accuracy"] = results.steps["step"].map({5: 0.4, 10: 0.5})
     section = compute.section(results)
     assert [plot.name for plot in section.plots] == ["compute_reward_mean", "compute_eval_accuracy"]
+    assert not any("no curve" in text for text in section.text)
     assert set(section.tables[0].frame["measure"]) == {"reward/mean", "eval/accuracy"}
 
 

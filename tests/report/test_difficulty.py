@@ -7,7 +7,7 @@ from scipy import stats
 
 from fabricated_results import make_results
 from lightning_rlvr.report.difficulty import BINS, bins, gain_by_bin, null_rates, part_rates, recurs, section
-from lightning_rlvr.report.paired import pass_rates
+from lightning_rlvr.report.problems import pass_rates
 
 NAMES = ["seed", "set", "problem"]
 
@@ -62,15 +62,28 @@ def test_problem_that_recurs_is_one_cluster_of_its_bin():
     assert table[["low", "high"]].tolist() == pytest.approx(once[["low", "high"]].tolist())
 
 
-def test_null_of_recurring_problems_is_the_next_seed():
-    samples = make_results((("grpo", 0.0),), seeds=(2, 5, 9)).samples
+@pytest.mark.parametrize("seeds", [(2, 5), (2, 5, 9), (2, 5, 9, 11)])
+def test_null_of_recurring_problems_is_the_other_seed_of_a_pair(seeds):
+    samples = make_results((("grpo", 0.0),), seeds=seeds).samples
     known, before, after = null_rates(samples)
-    assert recurs(before)
-    second = part_rates(samples, 0.5, 1)
-    for seed, following in [(2, 5), (5, 9), (9, 2)]:
-        assert after[seed].sort_index().equals(second[following].sort_index())
-        assert before[seed].equals(second[seed])
-    assert known.equals(part_rates(samples, 0, 0.5))
+    first, second = part_rates(samples, 0, 0.5), part_rates(samples, 0.5, 1)
+    pairs = [(2, 5), (9, 11)][: len(seeds) // 2]
+    assert recurs(second)
+    for rates in (known, before, after):
+        assert sorted(set(rates.index.get_level_values("seed"))) == [one for one, _ in pairs]
+    for one, other in pairs:
+        assert known[one].equals(first[one])
+        assert before[one].equals(second[one])
+        assert after[one].equals(second[other])
+
+
+def test_null_is_as_uncertain_as_an_arm_that_is_the_baseline_trained_again():
+    # 4 seeds are 2 pairs of the null and 4 of the arm: a width sqrt(2) = 1.41 times that of the arm.
+    both = (("grpo", 0.0), ("again", 0.0))
+    found = section(make_results(both, seeds=range(4), problems=200, samples=16, retraining=0.15))
+    width = {arm: np.ptp(rows(found, arm).loc["sometimes", ["low", "high"]]) for arm in ("null", "again")}
+    assert 1.2 < width["null"] / width["again"] < 1.7
+    assert "from 2 pairs," in found.text[1]
 
 
 def test_null_of_problems_that_do_not_recur_is_another_quarter():
@@ -90,7 +103,7 @@ def test_null_gains_nothing_where_the_naive_null_seems_to(same_problems):
     # before = 0 or 1 by choice of the bin, hence the sign of the naive gain follows from regression to the mean
     assert naive.loc["never", "low"] > 0 > naive.loc["always", "high"]
     assert f"{naive.loc['never', 'gain']:+.1f} (never)" in found.text[2]
-    assert ("next seed's" in found.text[1]) == same_problems
+    assert ("two by two" in found.text[1]) == same_problems
 
 
 def test_section_finds_a_gain_where_it_is():

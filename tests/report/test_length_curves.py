@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from fabricated_results import make_results
 from lightning_rlvr.report.length import budget, iso_tokens
@@ -31,7 +32,7 @@ def test_budget_curve_is_the_share_that_is_correct_in_time():
 
 
 def test_budget_curve_grows_from_nothing_to_the_accuracy():
-    grid = budget.budgets(RESULTS.samples)
+    grid = budget.budget_grid(RESULTS.samples)
     curve = budget.budget_curve(RESULTS.samples, np.array([grid[0] - 1, *grid]))
     assert (curve.diff(axis=1).iloc[:, 1:] >= 0).all(axis=None)
     assert (curve.iloc[:, 0] == 0).all()
@@ -75,10 +76,23 @@ def test_a_copy_of_the_baseline_differs_in_nothing():
 def test_an_effect_that_is_wholly_one_of_length_shows_as_a_crossing():
     # correct if and only if longer than 25 tokens: the short arm leads nowhere, the long one above 25 alone
     samples = RESULTS.samples.assign(correct=(RESULTS.samples["tokens"] > 25).astype(float))
-    grid = budget.budgets(samples)
+    grid = budget.budget_grid(samples)
     means = budget.budget_curve(samples, grid).groupby("arm").mean()
     assert (means.loc[:, grid <= 25] == 0).all(axis=None)
     assert means[grid[-1]].diff()["mcpo"] > 0.5
+
+
+def test_bands_are_t_intervals_over_seeds_and_none_where_seeds_are_equal():
+    grid = budget.budget_grid(RESULTS.samples)
+    by_seed = 100 * budget.budget_curve(RESULTS.samples, grid).loc["grpo"]
+    expected = stats.ttest_1samp(by_seed, 0).confidence_interval(0.9)
+    drawn = budget.plot(RESULTS, 0.9).figure.axes[0].collections[0].get_paths()[0].vertices
+    at = grid == 20
+    assert np.ptp(by_seed.to_numpy()[:, at]) > 0
+    ends = drawn[drawn[:, 0] == 20][:, 1]
+    assert (ends.min(), ends.max()) == pytest.approx((expected.low[at][0], expected.high[at][0]))
+    equal = replace(RESULTS, samples=BASELINE.assign(tokens=20 + BASELINE["sample"], correct=1.0))
+    assert all(not len(band.get_paths()) for band in budget.plot(equal, 0.9).figure.axes[0].collections)
 
 
 def test_crossings_pass_over_zeros_and_rounding():

@@ -35,6 +35,7 @@ def test_all_of_a_paired_sweep_is_read(sweep):
     assert list(results.samples) == [
         "arm", "seed", "set", "problem", "sample", "correct", "reward", "tokens", "truncated", "status",
     ]  # fmt: skip
+    assert (results.samples.dtypes[["arm", "set", "problem", "status"]] == "category").all()
     expected = make_samples("mcpo", 1)["reward"].mean()
     assert accuracy(results.samples).loc[1, "mcpo"] == pytest.approx(expected)
 
@@ -74,7 +75,27 @@ def test_nan_stays_nan_and_unscored_samples_are_counted(tmp_path):
     assert results.steps["policy/entropy"].isna().all()
     assert results.samples["reward"].isna().sum() == 2
     assert results.samples["correct"].iloc[:2].tolist() == [0.0, 0.0]
-    assert results.notes == ("2 of 24 samples could not be scored; they count as not correct.",)
+    assert results.notes == ("Samples that could not be scored count as not correct: `grpo` 2 of 24.",)
+
+
+@pytest.mark.parametrize("other", [0, 1, 2])
+def test_arms_that_differ_in_unscored_samples_are_pointed_out(tmp_path, other):
+    for arm, count in (("grpo", 2), ("mcpo", other)):
+        frame = make_samples(arm, 0)
+        frame.loc[range(count), ["reward", "status"]] = [math.nan, "timeout"]
+        make_evaluation(make_run(tmp_path, arm, 0), frame, 20)
+    [note] = load(tmp_path).notes
+    assert f"`grpo` 2 of 24, `mcpo` {other} of 24." in note
+    assert ("Arms differ in this" in note) == (other != 2)
+
+
+def test_benchmarks_may_differ_in_the_number_of_samples(sweep):
+    for arm in ("grpo", "mcpo"):
+        for seed in range(3):
+            frame = make_samples(arm, seed, samples=2)
+            make_evaluation(version(sweep, arm, seed), frame, 20, name="aime", sample_seed=seed)
+    sizes = load(sweep).samples.groupby(["set", "arm", "seed", "problem"], observed=True).size()
+    assert sizes.groupby("set", observed=True).unique().map(list).to_dict() == {"aime": [2], "sums": [4]}
 
 
 def test_sweep_file_names_baseline_and_order(sweep):
@@ -246,13 +267,13 @@ def test_other_sample_seeds_are_refused(sweep):
 
 def test_other_evaluated_problems_are_refused(sweep):
     make_evaluation(version(sweep), make_samples("mcpo", 0, problems=5), 20)
-    refused(sweep, "4 evaluated samples .* are of one run only")
+    refused(sweep, "`mcpo` of seed 0 lacks problem '0-5' of `sums`")
 
 
 def test_unequal_numbers_of_samples_are_refused(sweep):
     for arm in ("grpo", "mcpo"):
         make_evaluation(version(sweep, arm, 1), make_samples(arm, 1, samples=3), 20, sample_seed=1)
-    refused(sweep, "the same number of samples, got grpo/seed_0 4, grpo/seed_1 3")
+    refused(sweep, "problems of `sums` must have equally many samples in all runs, got 3")
 
 
 def test_two_evaluations_of_one_step_are_refused(sweep):
@@ -277,9 +298,13 @@ def test_a_baseline_that_cannot_be_guessed_must_be_named(tmp_path):
     assert load(tmp_path, "mcpo").arms == ("mcpo", "inverted")
 
 
-def test_arms_are_restricted_to_those_named(sweep):
+def test_arms_are_restricted_to_those_named_and_the_family_of_tests_with_them(sweep):
     make_run(sweep, "inverted", 0)
-    assert load(sweep, arms=["inverted"]).arms == ("grpo", "inverted")
+    results = load(sweep, arms=["inverted"])
+    assert results.arms == ("grpo", "inverted")
+    note = "Shown: 1 of the sweep's 2 arms beside the baseline (`--arms`); p is adjusted for no others."
+    assert results.notes == (note,)
+    assert load(sweep, arms=["inverted", "mcpo"]).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -293,4 +318,9 @@ def test_what_is_no_sweep_is_refused(sweep, path, what):
 
 def test_a_damaged_file_is_named(sweep):
     (version(sweep) / "problems.json").write_text("{")
-    refused(sweep, "problems.json' is not JSON")
+    refused(sweep, "problems.json' cannot be read as JSON")
+
+
+def test_a_run_that_lacks_its_problems_is_refused(sweep):
+    (version(sweep) / "problems.json").unlink()
+    refused(sweep, "mcpo.*has data_seed None, not 0")

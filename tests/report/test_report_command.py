@@ -13,8 +13,9 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from fabricated_results import make_results
 from lightning_rlvr.report import hparams, overview
 from lightning_rlvr.report.command import report_command
-from lightning_rlvr.report.paired import compare, points
+from lightning_rlvr.report.paired import points
 from lightning_rlvr.report.section import Section
+from lightning_rlvr.report.statistics import compare
 from report_folders import write_json
 
 
@@ -72,6 +73,13 @@ def test_one_seed_is_said_to_have_no_interval():
     section = overview.summary(make_results(seeds=(3,)))
     assert "One seed has no interval and no test." in " ".join(section.text)
     assert section.tables[0].frame["verdict"].tolist() == ["baseline", "no test"]
+
+
+def test_two_pairs_have_no_verdict_however_small_their_p():
+    results = make_results(effects=(("grpo", 0.0), ("mcpo", 0.5)), seeds=(0, 1), problems=60, samples=16)
+    row = overview.summary(results, 0.5).tables[0].frame.iloc[1]
+    assert row["p Holm"] < 0.5
+    assert row["verdict"] == "too few pairs"
 
 
 def test_caveats_are_gathered_once():

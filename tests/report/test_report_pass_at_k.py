@@ -4,8 +4,9 @@ import pytest
 from scipy import stats
 
 from fabricated_results import make_results
-from lightning_rlvr.report.paired import problem_interval
-from lightning_rlvr.report.pass_at_k import band, budgets, by_problem, macro, section
+from lightning_rlvr.report.pass_at_k import band, by_problem, section
+from lightning_rlvr.report.problems import problem_interval
+from lightning_rlvr.report.results import macro
 
 
 def frame(counts, n):
@@ -14,26 +15,16 @@ def frame(counts, n):
     return pd.DataFrame(rows, columns=["arm", "seed", "set", "problem", "sample", "correct"])
 
 
-@pytest.mark.parametrize(("n", "expected"), [(1, [1]), (8, [1, 2, 4, 8]), (9, [1, 2, 4, 8, 9])])
-def test_budgets_are_powers_of_two_and_n(n, expected):
-    assert budgets(n) == expected
-
-
 def test_problem_of_four_correct_in_thirty_two():
     # 1 - C(28, k) / C(32, k) for k = 1, 2, 4, 8, 16, 32
     row = by_problem(frame({("a", 0, "s", "p"): 4}, 32)).iloc[0]
     assert row.tolist() == pytest.approx([12.5, 23.79, 43.06, 70.45, 94.94, 100], abs=5e-3)
 
 
-def test_sets_count_alike_whatever_their_size():
-    # pass@1: set s 100 (one problem), set l 0 (three problems): macro 50, not 25
-    counts = {("a", 0, "s", "p"): 2} | {("a", 0, "l", name): 0 for name in "pqr"}
-    assert macro(by_problem(frame(counts, 2))).loc[("a", 0)].tolist() == [50, 50]
-
-
 def test_k_goes_up_to_the_smallest_n_of_a_set():
     samples = pd.concat([frame({("a", 0, "s", "p"): 1}, 4), frame({("a", 0, "l", "p"): 1}, 16)])
     assert by_problem(samples).columns.tolist() == [1, 2, 4]
+    assert by_problem(frame({("a", 0, "s", "p"): 1}, 9)).columns.tolist() == [1, 2, 4, 8, 9]
 
 
 def test_band_over_seeds_is_the_t_interval_of_their_curves():
@@ -73,6 +64,8 @@ def test_difference_is_paired_by_seed(seeds):
     drawn = difference.figure.axes[0].lines[1].get_ydata()
     assert np.asarray(drawn).tolist() == pytest.approx(gains.mean().tolist())
     assert "pass@8 from 8 samples" in found.caveats[0]
+    assert "compatible with" in found.text[0]
+    assert "ceiling" in found.text[0]
 
 
 def test_runs_with_unequal_n_are_refused():

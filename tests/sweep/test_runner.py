@@ -1,5 +1,6 @@
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -109,6 +110,28 @@ def test_a_failed_cell_is_reported_and_stops_no_other(tmp_path):
     assert (kept["status"], kept["message"]) == ("failed", bad.message)
 
 
+class StopsEarly(UniformCredit):
+    """Uniform credit that asks the trainer to stop after a step."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop = True
+
+
+def test_a_run_that_ends_before_its_last_step_is_not_finished(tmp_path):
+    [job] = jobs(tmp_path, arms={"grpo": {"credit": f"{__name__}.StopsEarly"}}, seeds=(0,))
+    outcome = replace(job, retries=0).run(call=in_process)
+    assert (outcome.status, outcome.message) == ("failed", "`rlvr fit` ended before its last step")
+
+
+def test_a_damaged_record_is_a_failure_of_its_cell_alone(tmp_path):
+    [bad, good] = jobs(tmp_path, seeds=(0,), test=None)
+    bad.path.mkdir(parents=True)
+    (bad.path / "cell.json").write_text("{")
+    outcomes = list(InlineLauncher().run([bad, good]))
+    assert [outcome.status for outcome in outcomes] == ["failed", "finished"]
+    assert "cell.json' cannot be read as JSON" in outcomes[0].message
+
+
 def test_a_cell_that_another_sweep_runs_is_left_to_it(tmp_path):
     [job, *_] = jobs(tmp_path)
     job.path.mkdir(parents=True)
@@ -125,6 +148,8 @@ def test_a_run_killed_after_its_last_checkpoint_is_not_trained_again(tmp_path):
     (run / "progress.json").write_text(json.dumps(progress | {"finished": False, "step": 2}))
     (job.path / "cell.json").unlink()
     assert trained(run)
+    repaired = json.loads((run / "progress.json").read_text())
+    assert (repaired["finished"], repaired["step"]) == (True, 3)  # the report reads it
     call = Called()
     assert job.run(call=call).status == "finished"
     assert call.commands == []

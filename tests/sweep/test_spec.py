@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from lightning_rlvr.sweep.spec import SweepSpec, baseline, expand, read_spec
+from lightning_rlvr.sweep.spec import SweepSpec, expand, read_spec
 
 SWEEP = """
 configs: [base.yaml]
@@ -65,9 +65,10 @@ def test_no_test_where_there_is_none(write):
     assert expand(write("configs: [base.yaml]\ngrid: {credit: [uniform]}\ntest: null"))[0].test is None
 
 
-def test_the_first_cell_is_the_baseline_unless_one_is_named(write):
-    assert baseline(write("configs: [base.yaml]\ngrid: {credit: [margin, uniform]}")) == "margin"
-    assert baseline(write(SWEEP)) == "short-uniform-longest_first=false"
+def test_values_keep_what_stands_after_a_dot(write):
+    models = ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.6B"]
+    cells = expand(write(f"configs: [base.yaml]\ngrid: {{model.policy.name_or_path: {models}}}"))
+    assert [cell.arm for cell in cells] == ["name_or_path=Qwen2.5-0.5B", "name_or_path=Qwen2.5-0.6B"]
 
 
 def test_paths_are_seen_from_the_sweep(tmp_path, monkeypatch):
@@ -103,7 +104,10 @@ def test_paths_are_seen_from_the_sweep(tmp_path, monkeypatch):
             "`exclude` must be settings of",
         ),
         ("configs: [base.yaml]\ngrid: {credit: [margin]}\nexclude: [{credit: margin}]", "such that a cell is left"),
-        ("configs: [base.yaml]\nfixed: {data.data_seed: 1}", "`fixed` must not set `data.data_seed`, which seeds"),
+        (
+            "configs: [base.yaml]\narms: {a: {}}\nfixed: {data.data_seed: 1}",
+            "`fixed` must not set `data.data_seed`, which seeds",
+        ),
         ("configs: [base.yaml]\narms: {a: {name: x}}", "`arms.a` must not set `name`"),
         (
             "configs: [base.yaml]\nfixed: {credit: uniform}\ngrid: {credit: [margin]}",
@@ -115,7 +119,13 @@ def test_paths_are_seen_from_the_sweep(tmp_path, monkeypatch):
         ),
         ("configs: [base.yaml]\nname: a/b", "`name` must be letters, digits"),
         ("configs: [base.yaml]\ngrid: {data.template: [{user: x}]}", "the name of a cell must be made of"),
-        ("configs: [base.yaml]", "the name of a cell must be made of .*got 'none'"),
+        ("configs: [base.yaml]", "`arms` must be given, or `grid`"),
+        ("configs: [base.yaml]\narms: {1: {}}", r"`arms` must be keyed by text \(in quotes .*got 1"),
+        ("configs: [base.yaml]\narms: {off: {}}", r"`arms` must be keyed by text .*got False"),
+        ("configs: [base.yaml]\narms: {a: {1: 2}}", r"`arms.a` must be keyed by text .*got 1"),
+        ("configs: [base.yaml]\narms: {report: {}}", "`arms` must not be named report, slurm, got 'report'"),
+        ("configs: [base.yaml]\narms: {a: {configs: more.yaml}}", "`arms.a.configs` must be a list of files"),
+        ("configs: [base.yaml]\ngrid: {configs: [more.yaml]}", "`grid.configs` must be a list of files, of an arm"),
     ],
 )
 def test_what_is_wrong_is_named(write, text, message):

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from command_line import error, plugins
 from lightning_rlvr.__main__ import main
@@ -28,7 +30,7 @@ class FailingCredit(UniformCredit):
     """Uniform credit that always raises."""
 
     def assign(self, rollout, advantages):
-        raise RuntimeError("always")
+        raise RuntimeError("always [/INST] [a]")
 
 
 @pytest.fixture
@@ -77,15 +79,25 @@ def test_a_sweep_runs_once_and_grows(write, capsys):
     assert "8 runs, 2 to do" in shown
     assert "run-hours" in shown
     plan = json.loads(Path("runs/small/sweep.json").read_text())
-    assert (plan["baseline"], plan["seeds"], list(plan["arms"])) == ("grpo", [0, 1, 2], ["grpo", "mcpo"])
+    assert (plan["baseline"], list(plan["arms"])) == ("grpo", ["grpo", "mcpo"])
+    assert {cell["seed"] for cell in plan["cells"]} == {0, 1, 2}
     assert [cell["folder"] for cell in plan["cells"]][::3] == ["grpo/seed_0", "mcpo/seed_1"]
 
 
 def test_a_cell_with_another_command_is_refused(write, capsys):
     main(["sweep", write(test=None, seeds=(0,)), "--launcher=inline"])
     sentence = error(capsys, "sweep", write(test=None, max_steps=5), "--launcher=inline")
-    assert "'runs/small' holds the cell 'grpo/seed_0' of another sweep ('3' there, '5' here)" in sentence
+    assert "'runs/small' holds the arm 'grpo' of another sweep: `max_steps` is 3 there and 5 here" in sentence
     assert "give this one another `name`" in sentence
+
+
+def test_a_changed_file_is_another_command(write, capsys):
+    Path("credit.yaml").write_text("class_path: lightning_rlvr.credit.margin.MarginCredit")
+    arms = {"mcpo": {"credit": "credit.yaml"}}
+    main(["sweep", write(arms=arms, test=None, seeds=(0,)), "--launcher=inline"])
+    Path("credit.yaml").write_text("{class_path: lightning_rlvr.credit.margin.MarginCredit, init_args: {lo: 0.1}}")
+    sentence = error(capsys, "sweep", "small.yaml", "--launcher=inline")
+    assert "the arm 'mcpo' of another sweep: `credit.lo` is 0.2 there and 0.1 here" in sentence
 
 
 def test_a_failed_cell_gives_the_exit_status(write, capsys):
@@ -95,7 +107,7 @@ def test_a_failed_cell_gives_the_exit_status(write, capsys):
     assert end.value.code == 1
     shown = capsys.readouterr().out
     assert "1 of 2 cells are finished" in shown
-    assert "failed: bad/seed_0: `rlvr fit` ended with status 1: RuntimeError: always" in shown
+    assert "failed: bad/seed_0: `rlvr fit` ended with status 1: RuntimeError: always [/INST] [a]" in shown
     assert "(log: runs/small/bad/seed_0/log.txt)" in shown
 
 
@@ -130,10 +142,22 @@ def test_flags_are_those_of_the_launcher(write, capsys):
     assert "--slots" in capsys.readouterr().out
 
 
+def test_cells_of_another_sweep_are_waited_for(write, capsys, monkeypatch):
+    monkeypatch.setattr("lightning_rlvr.sweep.command._SECONDS_BETWEEN_LOOKS", 0.1)
+    name = write(test=None, seeds=(0,))
+    lock = FileLock("runs/small/mcpo/seed_0/.lock", thread_local=False)
+    Path(lock.lock_file).parent.mkdir(parents=True)
+    lock.acquire()
+    threading.Timer(3, lock.release).start()
+    shown = output(capsys, "sweep", name, "--launcher=inline")
+    assert shown.count("waiting for cells that another sweep runs: mcpo/seed_0") == 1
+    assert "2 of 2 cells are finished" in shown
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a process ends with its parent on Linux only")
 def test_a_killed_sweep_leaves_no_run_behind_and_goes_on(write, capsys):
-    name = write(test=None, seeds=(0,), max_steps=100)
+    name = write(test=None, seeds=(0,), max_steps=40)
     environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "lightning_rlvr", "sweep", name, "--slots", "2"]
     process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL)
@@ -151,7 +175,7 @@ def test_a_killed_sweep_leaves_no_run_behind_and_goes_on(write, capsys):
     assert "2 of 2 cells are finished" in shown
     runs = [newest_run(Path("runs/small") / arm / "seed_0") for arm in ("grpo", "mcpo")]
     assert rollouts(runs[0]) == rollouts(runs[1])
-    assert [line["step"] for line in rollouts(runs[0])] == list(range(1, 101))
+    assert [line["step"] for line in rollouts(runs[0])] == list(range(1, 41))
 
 
 # --- the sweeps that we ship ---

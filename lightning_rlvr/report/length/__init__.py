@@ -11,7 +11,8 @@ CAVEATS = (
     "Budget curves cut completions that were sampled with a larger budget. That is exact for these samples, since an "
     "answer counts where its completion ends; policies trained or prompted for the smaller budget might do otherwise.",
     "Equal tokens means equal sampled tokens at evaluation: neither prompt tokens, nor seconds, nor the cost of "
-    "training. pass@k assumes that something picks the correct one of k answers.",
+    "training. pass@k assumes that something picks the correct one of k answers. Majority votes (maj@k), which need "
+    "nothing of the kind, are not compared at equal tokens.",
     "Matched strata cover only the completions that have a counterpart of like length (`overlap`), and lengths still "
     "differ a little inside a decile.",
     "The regression is as good as its form (one spline for both arms and all problems, effects that add up in log "
@@ -33,18 +34,15 @@ def section(results: SweepResults, confidence: float = 0.95) -> Section:
         confidence: Of all intervals.
     """
     results = weighted(results)
-    arms = compared(results)
     lengths = description.table(results, confidence)
-    if not arms:
+    if not compared(results):
         text = f"No arm shares a seed with the baseline `{results.baseline}`: there is nothing to compare."
         return Section(title="Length", text=(text,), tables=(lengths,))
-    rows = {row["arm"]: row for row in lengths.frame.to_dict("records")}
-    baseline_mean = float(rows[results.baseline]["mean"])
     return Section(
         title="Length",
         text=(
             "Does a difference in accuracy come with a difference in length?",
-            *(description.verdict(rows[arm], results.baseline, baseline_mean, confidence) for arm in arms),
+            *description.sentences(results, confidence),
             "Five views follow, from the weakest assumptions to the strongest: accuracy within a budget of tokens; "
             "pass@k at equal sampled tokens; accuracy among completions of like length to the same problem; a "
             "regression over samples; one over runs. The first two compare what the arms deliver for their tokens. "

@@ -7,28 +7,20 @@ import numpy.typing as npt
 import pandas as pd
 
 from lightning_rlvr.report import plots
-from lightning_rlvr.report.length.runs import (
-    POINTS,
-    compared,
-    interval_words,
-    log_axis,
-    paired_difference,
-    run_means,
-    t_band,
-)
-from lightning_rlvr.report.paired import percent
+from lightning_rlvr.report.length.runs import POINTS, compared, interval_words, paired_difference, run_means
 from lightning_rlvr.report.results import SweepResults
 from lightning_rlvr.report.section import Plot, Table
+from lightning_rlvr.report.statistics import percent, t_interval
 
 NUM_BUDGETS = 64
 _ROUNDING = 1e-12  # of sums of weights that are equal
 
 
-def budgets(samples: pd.DataFrame) -> npt.NDArray[np.int64]:
+def budget_grid(samples: pd.DataFrame) -> npt.NDArray[np.int64]:
     """Whole numbers of tokens on a log grid, from the shortest completion to the longest; at most 64.
 
     Example:
-        >>> budgets(pd.DataFrame({"tokens": [2, 5]}))
+        >>> budget_grid(pd.DataFrame({"tokens": [2, 5]}))
         array([2, 3, 4, 5])
     """
     grid = np.geomspace(samples["tokens"].min(), samples["tokens"].max(), NUM_BUDGETS)
@@ -102,11 +94,11 @@ def crossings(differences: pd.Series[float]) -> list[int]:
 def table(results: SweepResults, confidence: float) -> Table:
     """Areas, their paired differences, and crossings."""
     samples = results.samples
-    area, curve = budget_area(samples), budget_curve(samples, budgets(samples))
-    rows = []
+    area, curve = budget_area(samples), budget_curve(samples, budget_grid(samples))
+    arms, rows = compared(results), []
     for arm in [arm for arm in results.arms if arm in area]:
         row: dict[str, object] = {"arm": arm, "area": 100 * float(area[arm].mean())}
-        if arm in compared(results):
+        if arm in arms:
             own, base = (curve.loc[[name]].droplevel("arm") for name in (arm, results.baseline))
             change = (own - base).dropna().mean()
             crossed = ", ".join(map(str, crossings(change))) or "none"
@@ -127,21 +119,19 @@ def table(results: SweepResults, confidence: float) -> Table:
 
 def plot(results: SweepResults, confidence: float) -> Plot:
     """Mean budget curves with bands over seeds."""
-    grid = budgets(results.samples)
+    grid = budget_grid(results.samples)
     curves = 100 * budget_curve(results.samples, grid)
     figure, panel = plots.axes(xlabel="budget in tokens", ylabel="correct within the budget (%)")
     for index, arm in enumerate(results.arms):
         if arm in curves.index:
-            mean, low, high = t_band(curves.loc[arm], confidence)
-            style = plots.style(index)
-            panel.plot(grid, mean, label=arm, color=style["color"], linestyle=style["linestyle"])
-            panel.fill_between(grid, low, high, color=style["color"], alpha=0.15, linewidth=0)
-    log_axis(panel, grid)
+            by_seed = curves.loc[arm]
+            plots.curve(panel, index, arm, grid, by_seed.mean(), *t_interval(by_seed, confidence))
+    plots.log_axis(panel, grid)
     plots.legend(figure, panel)
     return Plot(
         name="length_budget",
         caption="Share of completions that are correct and no longer than the budget: mean over the runs of each arm, "
-        f"band: pointwise {percent(confidence)} t-interval over its seeds (none with one seed). Sets count alike. "
-        "The bands are not paired; the paired difference of the areas is in the table.",
+        f"band: pointwise {percent(confidence)} t-interval over its seeds (none for one, or equal ones). Sets count "
+        "alike. The bands are not paired; the paired difference of the areas is in the table.",
         figure=figure,
     )

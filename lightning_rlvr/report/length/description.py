@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lightning_rlvr.report.length.runs import POINTS, compared, interval_words, paired_difference, run_means
-from lightning_rlvr.report.paired import percent
 from lightning_rlvr.report.results import SweepResults
 from lightning_rlvr.report.section import Table
+from lightning_rlvr.report.statistics import percent
+from lightning_rlvr.verify.target_length import TargetLengthVerifier
 
 MARGIN = 0.05
 """Share of the baseline's mean tokens up to which a difference in length counts as none."""
@@ -27,7 +29,7 @@ def description(results: SweepResults, confidence: float = 0.95) -> pd.DataFrame
     samples = results.samples
     tokens, correct, truncated = (run_means(samples, name) for name in ("tokens", "correct", "truncated"))
     spent_on_correct = run_means(samples, samples["tokens"] * samples["correct"])
-    rows = []
+    arms, rows = compared(results), []
     for arm in [arm for arm in results.arms if arm in tokens]:
         own = samples[samples["arm"] == arm]
         quantiles = np.quantile(
@@ -44,9 +46,7 @@ def description(results: SweepResults, confidence: float = 0.95) -> pd.DataFrame
             "truncated": 100 * float(truncated[arm].mean()),
             "per_correct": mean / rate if rate else np.nan,
         }
-        rows.append(
-            row | (paired_difference(tokens, results.baseline, arm, confidence) if arm in compared(results) else {})
-        )
+        rows.append(row | (paired_difference(tokens, results.baseline, arm, confidence) if arm in arms else {}))
     return pd.DataFrame(rows)
 
 
@@ -68,9 +68,9 @@ def table(results: SweepResults, confidence: float) -> Table:
 
 
 def verdict(row: Mapping[Any, Any], baseline: str, baseline_mean: float, confidence: float) -> str:
-    """Whether there is a difference in length to adjust for, in a sentence.
+    """Whether mean lengths differ, in a sentence.
 
-    "None" needs an interval inside +-5% of the baseline's mean: one that merely holds 0 shows no equality.
+    "Agree" needs an interval inside +-5% of the baseline's mean: one that merely holds 0 shows no equality.
 
     Args:
         row: Of the description, of a compared arm.
@@ -94,9 +94,35 @@ def verdict(row: Mapping[Any, Any], baseline: str, baseline_mean: float, confide
         measured += f" ({percent(confidence)} t-interval [{low:+.2f}, {high:+.2f}], {seeds:.0f} seeds)"
     if max(-low, high) <= MARGIN * baseline_mean:
         return (
-            f"{measured}. All of that is within +-{MARGIN:.0%} of the {baseline_mean:.1f} tokens of the baseline: "
-            "there is nothing to adjust for, and the numbers below are shown for completeness."
+            f"{measured}. All of that is within +-{MARGIN:.0%} of the {baseline_mean:.1f} tokens of `{baseline}`: "
+            "the mean lengths agree (equal means do not make equal distributions)."
         )
     if low > 0 or high < 0:
         return f"{measured}. The lengths differ, so a difference in accuracy may go with them."
     return f"{measured}. Neither a difference in length nor its absence is shown."
+
+
+def sentences(results: SweepResults, confidence: float = 0.95) -> Iterator[str]:
+    """The verdict on every compared arm, then on every two arms whose reward has a target length, with their accuracy.
+
+    Args:
+        results: With weights; see ``weighted``.
+        confidence: Of the intervals.
+    """
+    tokens, rates = run_means(results.samples, "tokens"), 100 * run_means(results.samples, "correct")
+
+    def said(first: str, second: str) -> str:
+        row = paired_difference(tokens, first, second, confidence)
+        return verdict({"arm": second, **row}, first, float(tokens[first].mean()), confidence)
+
+    yield from (said(results.baseline, arm) for arm in compared(results))
+    name = TargetLengthVerifier.__name__
+    aimed = [arm for arm in results.arms if arm in tokens and name in results.settings.get(arm, {}).values()]
+    for first, second in combinations(aimed, 2):
+        gain = paired_difference(rates, first, second, confidence)
+        if gain["seeds"]:
+            interval = f"{percent(confidence)} t-interval [{gain['low']:+.2f}, {gain['high']:+.2f}]"
+            yield (
+                f"**Trained to a target length.** {said(first, second)} Accuracy: {gain['difference']:+.2f} points "
+                f"({'no interval' if np.isnan(gain['low']) else interval})."
+            )

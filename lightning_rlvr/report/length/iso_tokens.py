@@ -10,24 +10,11 @@ import torch
 
 from lightning_rlvr.functional.evaluation import pass_at_k
 from lightning_rlvr.report import plots
-from lightning_rlvr.report.length.runs import (
-    POINTS,
-    compared,
-    interval_words,
-    log_axis,
-    paired_difference,
-    run_means,
-    t_band,
-)
-from lightning_rlvr.report.paired import percent
+from lightning_rlvr.report.length.runs import POINTS, compared, interval_words, paired_difference, run_means
+from lightning_rlvr.report.pass_at_k import counts, powers
 from lightning_rlvr.report.results import SweepResults
 from lightning_rlvr.report.section import Plot, Table
-
-
-def counts(samples: pd.DataFrame) -> pd.DataFrame:
-    """Samples (`n`) and correct samples (`c`) of every problem in every run."""
-    by_problem = samples.groupby(["arm", "seed", "set", "problem"], observed=True)["correct"]
-    return pd.DataFrame({"n": by_problem.size(), "c": by_problem.sum().astype(np.int64)})
+from lightning_rlvr.report.statistics import percent, t_interval
 
 
 def macro_pass_at(problems: pd.DataFrame, k: float) -> float:
@@ -36,7 +23,7 @@ def macro_pass_at(problems: pd.DataFrame, k: float) -> float:
     The line between two numbers is what drawing one of them at random, with mean k, would give.
 
     Args:
-        problems: The rows of ``counts`` of one run.
+        problems: The rows of ``pass_at_k.counts`` of one run.
         k: Samples of each problem.
 
     Returns:
@@ -56,16 +43,6 @@ def macro_pass_at(problems: pd.DataFrame, k: float) -> float:
     )
     by_problem = pd.Series(torch.lerp(below.double(), above.double(), k % 1).numpy(), index=problems.index)
     return float(by_problem.groupby("set", observed=True).mean().mean())
-
-
-def powers(most: int) -> list[int]:
-    """1, 2, 4, ... up to ``most``.
-
-    Example:
-        >>> powers(9)
-        [1, 2, 4, 8]
-    """
-    return [2**i for i in range(most.bit_length())]
 
 
 def iso_tokens(first: pd.DataFrame, second: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
@@ -137,16 +114,15 @@ def plot(results: SweepResults, confidence: float) -> Plot:
         if arm in lengths:
             seeds = lengths[arm].dropna().index
             passed = [[100 * macro_pass_at(problems.loc[(arm, seed)], k) for k in ks] for seed in seeds]
-            mean, low, high = t_band(passed, confidence)
-            tokens, style = float(lengths[arm].mean()) * np.array(ks), plots.style(index)
-            panel.plot(tokens, mean, label=arm, **style)
-            panel.fill_between(tokens, low, high, color=style["color"], alpha=0.15, linewidth=0)
-    log_axis(panel, np.outer(np.nanquantile(lengths, [0, 1]), ks))
+            tokens = float(lengths[arm].mean()) * np.array(ks)
+            band = t_interval(passed, confidence)
+            plots.curve(panel, index, arm, tokens, np.mean(passed, axis=0), *band, marked=True)
+    plots.log_axis(panel, np.outer(np.nanquantile(lengths, [0, 1]), ks))
     plots.legend(figure, panel)
     return Plot(
         name="length_iso_tokens",
         caption="pass@k against k x mean length, k = 1, 2, 4, ...: mean over the runs of each arm, band: pointwise "
-        f"{percent(confidence)} t-interval over its seeds (none with one seed). Sets count alike. At equal tokens, "
-        "compare vertically.",
+        f"{percent(confidence)} t-interval over its seeds (none for one, or equal ones). Sets count "
+        "alike. At equal tokens, compare vertically.",
         figure=figure,
     )

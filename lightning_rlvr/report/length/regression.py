@@ -13,9 +13,9 @@ from scipy.special import expit
 from statsmodels.stats.outliers_influence import variance_inflation_factor
 
 from lightning_rlvr.report.length.runs import POINTS, Array, by_arm, compared, run_means, together
-from lightning_rlvr.report.paired import percent
 from lightning_rlvr.report.results import SweepResults
 from lightning_rlvr.report.section import Table
+from lightning_rlvr.report.statistics import percent
 
 Index = npt.NDArray[np.int64]
 MAX_ITERATIONS = 25

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from lightning_rlvr.registry import Registry
 from lightning_rlvr.sweep.runner import Job, Outcome
@@ -12,8 +12,11 @@ from lightning_rlvr.sweep.runner import Job, Outcome
 class Launcher(ABC):
     """Runs jobs somewhere. The arguments of the class are flags of `rlvr sweep --launcher NAME`."""
 
+    slots: int | None = None
+    """Runs at a time, where the launcher decides it."""
+
     @abstractmethod
-    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    def run(self, jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
         """Run all jobs; yield each outcome as its job ends. What happens to one job never stops the others.
 
         Closing the iterator, or an exception in it, ends what is running, unless the launcher says otherwise.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from queue import SimpleQueue
 
@@ -26,21 +27,18 @@ class LocalLauncher(Launcher):
 
     def __init__(self, slots: int | None = None, threads_per_run: int | None = None) -> None:
         gpus = visible_gpus()
-        self.slots = max(1, len(gpus)) if slots is None else slots
-        require(self.slots >= 1, "slots", "at least 1", slots)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.threads_per_run = max(1, cores // self.slots) if threads_per_run is None else threads_per_run
-        require(self.threads_per_run >= 1, "threads_per_run", "at least 1", threads_per_run)
-        self._environments = [self._environment(slot, gpus) for slot in range(self.slots)]
-
-    def _environment(self, slot: int, gpus: Sequence[str]) -> dict[str, str]:
-        threads = {"OMP_NUM_THREADS": str(self.threads_per_run)}
-        share = [gpu for number, gpu in enumerate(gpus) if number % self.slots == slot]
-        own = share or ([gpus[slot % len(gpus)]] if gpus else [])
-        return threads | ({"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {})
+        number = max(1, len(gpus)) if slots is None else slots
+        require(number >= 1, "slots", "at least 1", slots)
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        threads = max(1, cores // number) if threads_per_run is None else threads_per_run
+        require(threads >= 1, "threads_per_run", "at least 1", threads_per_run)
+        self.slots = number
+        self._environments = [
+            {"OMP_NUM_THREADS": str(threads), **_share_of_gpus(slot, number, gpus)} for slot in range(number)
+        ]
 
     @override
-    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    def run(self, jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
         stop = threading.Event()
         free: SimpleQueue[Mapping[str, str]] = SimpleQueue()
         for environment in self._environments:
@@ -50,18 +48,24 @@ class LocalLauncher(Launcher):
             environment = free.get()
             try:
                 return job.run(environment, stop)
-            except OSError as error:  # a full disk, say: of this cell
-                return Outcome(cell=job.cell.folder, status="failed", attempts=1, message=str(error))
             finally:
                 free.put(environment)
 
-        with ThreadPoolExecutor(self.slots) as pool:
+        with ThreadPoolExecutor(len(self._environments)) as pool:
             try:
                 for future in as_completed([pool.submit(run, job) for job in jobs]):
                     yield future.result()
             finally:
                 stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _share_of_gpus(slot: int, slots: int, gpus: Sequence[str]) -> dict[str, str]:
+    """Every ``slots``-th GPU; one that several slots share where there are fewer GPUs than slots."""
+    if not gpus:
+        return {}
+    own = gpus[slot::slots] or [gpus[slot % len(gpus)]]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
 
 
 def visible_gpus() -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from lightning_rlvr.checks import require, require_package
+from lightning_rlvr.monitoring.files import read_json
 from lightning_rlvr.sweep.launchers.base import LAUNCHERS, Launcher
 from lightning_rlvr.sweep.runner import Job, Outcome
 
@@ -52,7 +52,7 @@ class RayLauncher(Launcher):
         self.max_retries = max_retries
 
     @override
-    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    def run(self, jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
         import ray
 
         connected = ray.is_initialized()
@@ -74,7 +74,6 @@ class RayLauncher(Launcher):
                 max_retries=self.max_retries,
                 runtime_env={"env_vars": path},
             )(Job.run)
-            started = time.monotonic()
             pending = {task.remote(job, self._environment()): job for job in jobs}
             while pending:
                 [ended, *_], _ = ray.wait(list(pending))
@@ -82,7 +81,7 @@ class RayLauncher(Launcher):
                 try:
                     yield ray.get(ended)
                 except ray.exceptions.RayError as error:
-                    yield self._lost(job, error, time.monotonic() - started)
+                    yield self._lost(job, error)
         finally:
             for one in pending:
                 ray.cancel(one)
@@ -111,13 +110,14 @@ class RayLauncher(Launcher):
             raise ValueError(f"{text}; lower `cpus_per_run` or `gpus_per_run`")
         warnings.warn(f"{text}; the runs wait until one joins", stacklevel=2)
 
-    def _lost(self, job: Job, error: Exception, seconds: float) -> Outcome:
+    def _lost(self, job: Job, error: Exception) -> Outcome:
         import ray
 
         attempts, cause = self.max_retries + 1, error
         if isinstance(error, ray.exceptions.RayTaskError):  # an exception of the job, which Ray does not retry
             attempts, cause = 1, error.cause
         message = f"{type(cause).__name__}: {str(cause).strip()}".splitlines()[0]
+        seconds = read_json(job.path / "cell.json").get("seconds", 0.0)
         return Outcome(cell=job.cell.folder, status="failed", attempts=attempts, seconds=seconds, message=message)
 
 

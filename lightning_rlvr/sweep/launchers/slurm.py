@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -33,12 +33,7 @@ class ResumableJob:
 
     def __call__(self) -> Outcome:
         """Run the job; submitit's signal handler ends it by an exception."""
-        import submitit
-
-        try:
-            return self.job.run(self.environment)
-        except (OSError, submitit.core.utils.UncompletedJobError) as error:  # a full disk; time was up too often
-            return Outcome(cell=self.job.cell.folder, status="failed", attempts=1, message=str(error))
+        return self.job.run(self.environment)
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
         """What to queue again: the same, for the state of a run is in its folder."""
@@ -110,7 +105,7 @@ class SlurmLauncher(Launcher):
         }
 
     @override
-    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    def run(self, jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
         if not jobs:
             return
         self._check_commands()
