@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import rich
-from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table as RichTable
 
@@ -77,7 +76,7 @@ def report_command(args: Sequence[str]) -> None:
         page.write(f"Report: {results.name}", sections, new)
         hparams.write(results, new / "hparams")
     text, numeric = page.cells(first.tables[0])
-    console = RichTable(box=SIMPLE, title=results.name, title_justify="left", padding=(0, 1, 0, 0))
+    console = RichTable(box=None, title=results.name, title_justify="left", padding=(0, 1, 0, 0))
     for name in text:
         console.add_column(str(name), justify="right" if name in numeric else "left", overflow="fold")
     for row in text.itertuples(index=False, name=None):

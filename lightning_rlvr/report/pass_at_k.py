@@ -144,6 +144,7 @@ def _plots(
     for arm, of_arm in curves.items():
         ends = of_arm["low"], of_arm["high"]
         curve(panel, results.arms.index(arm), arm, of_arm["k"], of_arm["mean"], *ends, marked=True)
+    panel.set_ylim(max(0, panel.get_ylim()[0]), min(100.5, panel.get_ylim()[1]))  # bands may leave [0, 100]
     yield Plot(name="pass_at_k", caption=f"pass@k with {bands}.", figure=_finished(figure, panel, curves))
     if not differences:
         return

@@ -148,13 +148,17 @@ class Job:
         Raises:
             StoppedError: ``stop`` was set.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
         try:
-            held = FileLock(self.path / ".lock").acquire(blocking=False)
+            self.path.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.path / ".lock").acquire(blocking=False):
+                return self._run(environment, stop or threading.Event(), call)
         except Timeout:
             return Outcome(cell=self.cell.folder, status="busy", message="another sweep is running it")
-        with held:
-            return self._run(environment, stop or threading.Event(), call)
+        except StoppedError:
+            raise
+        except Exception as error:  # a full disk, a damaged file: it is this cell's alone
+            message = f"{type(error).__name__}: {error}"
+            return Outcome(cell=self.cell.folder, status="failed", attempts=1, message=message)
 
     def _run(self, environment: Mapping[str, str], stop: threading.Event, call: Call) -> Outcome:
         started, spent, attempts, message = time.monotonic(), 0.0, 0, ""
@@ -186,10 +190,6 @@ class Job:
         except (StoppedError, KeyboardInterrupt, SystemExit):
             outcome("stopped")
             raise
-        except Exception as error:  # a full disk, a damaged file: it is this cell's alone
-            message = f"{type(error).__name__}: {error}"
-            seconds = time.monotonic() - started
-            return Outcome(cell=self.cell.folder, status="failed", attempts=attempts, seconds=seconds, message=message)
 
     def _attempt(self, command: Callable[[Sequence[str]], int]) -> str:
         """Do what is left; the reason of a failure, or nothing."""

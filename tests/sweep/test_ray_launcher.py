@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from launched_jobs import ended, process_of, real, resumed_once, seen, stand_in
+from launched_jobs import ended, process_of, real, resumed_once, seen, stand_in, until
 from lightning_rlvr.sweep.launchers.base import LAUNCHERS
 from lightning_rlvr.sweep.launchers.ray import RayLauncher
 
@@ -62,7 +62,7 @@ def test_a_closed_sweep_ends_its_runs_and_the_cluster_that_it_started(tmp_path):
     with closing(RayLauncher(cpus_per_run=0.5).run([job, fast])) as outcomes:
         assert next(outcomes).cell == "mcpo/seed_1"
         process = seen(job)
-    assert ended(process["pid"])
+    until(lambda: ended(process["pid"]), seconds=5)
     assert not ray.is_initialized()
 
 
@@ -96,7 +96,7 @@ def test_a_run_that_is_lost_for_good_is_a_failure_with_its_reason(tmp_path, clus
     lost = outcomes["mcpo/seed_0"]
     assert (lost.status, lost.attempts) == ("failed", 1)
     assert lost.message.startswith("WorkerCrashedError: ")
-    assert ended(process["pid"]), "or it would write beside the one that is started in its place"
+    until(lambda: ended(process["pid"]), seconds=5)  # or it would write beside the one started in its place
 
 
 def test_a_run_that_fits_no_node_is_reported(tmp_path, cluster):
