@@ -6,8 +6,16 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from lightning_rlvr import __version__
+
+_COMMANDS = {
+    "verify": "lightning_rlvr.verify_command",
+    "sweep": "lightning_rlvr.sweep.command",
+    "report": "lightning_rlvr.report.command",
+}
+"""Imported when asked for: torch and lightning take seconds, and these begin without them."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -24,24 +32,12 @@ def _run(args: Sequence[str] | None) -> None:
         sys.path.insert(0, os.getcwd())
     if arguments == ["--version"]:
         print(f"lightning_rlvr {__version__}")  # noqa: T201  # the command's output
-    elif arguments[0] == "verify":  # imported apart: torch and lightning take seconds
+    elif arguments[0] in _COMMANDS:
         from lightning_rlvr.messages import one_sentence_errors
-        from lightning_rlvr.verify_command import verify_command
 
+        command = import_module(_COMMANDS[arguments[0]])
         with one_sentence_errors():
-            verify_command(arguments[1:])
-    elif arguments[0] == "sweep":
-        from lightning_rlvr.messages import one_sentence_errors
-        from lightning_rlvr.sweep.command import sweep_command
-
-        with one_sentence_errors():
-            sweep_command(arguments[1:])
-    elif arguments[0] == "report":
-        from lightning_rlvr.messages import one_sentence_errors
-        from lightning_rlvr.report.command import report_command
-
-        with one_sentence_errors():
-            report_command(arguments[1:])
+            getattr(command, f"{arguments[0]}_command")(arguments[1:])
     else:
         from lightning_rlvr import cli
 

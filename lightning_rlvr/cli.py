@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -229,10 +229,8 @@ class RLVRCLI(LightningCLI):
         return kwargs if subcommand == "fit" else kwargs | {"verbose": False}  # there is a table of our own
 
     def run_settings(self) -> dict[str, Any]:
-        """What distinguishes runs: everything but where and how they were run."""
-        config = (self.config[self.subcommand] if self.subcommand else self.config).as_dict()
-        names = ("seed_everything", "model", "data", "calibrator", "credit")
-        return {name: config[name] for name in names} | {"max_steps": config["trainer"]["max_steps"]}
+        """See the function of this name."""
+        return run_settings((self.config[self.subcommand] if self.subcommand else self.config).as_dict())
 
     def _run_logger(self) -> RunLogger:
         """The logger of a new run, or that of the run which ``--ckpt_path`` continues or which is evaluated.
@@ -252,6 +250,12 @@ class RLVRCLI(LightningCLI):
                 )
         version = None if fit else "initial" if checkpoint is None else Path(checkpoint).stem
         return RunLogger(save_dir=runs_dir, name=name, version=version)
+
+
+def run_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What distinguishes runs in a whole configuration: everything but where and how they were run."""
+    names = ("seed_everything", "model", "data", "calibrator", "credit")
+    return {name: config[name] for name in names} | {"max_steps": config["trainer"]["max_steps"]}
 
 
 def _step_of(checkpoint: str | Path) -> int:

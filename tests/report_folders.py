@@ -73,7 +73,7 @@ def make_run(folder, arm, seed, steps=20, version=0, finished=True, evaluated=Tr
         "data": {"data_seed": seed},
         "name": f"{arm}/seed_{seed}",
     }
-    write_json(path / "progress.json", {"step": steps, "max_steps": 20, "finished": finished})
+    write_json(path / "progress.json", {"step": steps, "max_steps": 20, "rollouts": steps, "finished": finished})
     write_json(path / "problems.json", {"data_seed": seed, "data_hash": f"hash of {seed}", "ids": {}})
     write_json(path / "environment.json", ENVIRONMENT)
     (path / "config.yaml").write_text(yaml.safe_dump(settings))

@@ -35,26 +35,30 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def flat_settings(settings: Mapping[str, Any]) -> dict[str, str | float]:
+def flat_settings(settings: Mapping[str, Any], *, whole_paths: bool = False) -> dict[str, str | float]:
     """Leaves of a nested configuration by dotted name; classes by their name, what is unset left out.
+
+    Args:
+        settings: The configuration.
+        whole_paths: Classes by import path instead, for two of one name are not the same.
 
     Example:
         >>> margin = {"class_path": "lightning_rlvr.credit.margin.MarginCredit", "init_args": {"lo": 0.2, "lam": None}}
         >>> flat_settings({"credit": margin, "data": {"train": [{"class_path": "SumsSource"}]}})
         {'credit': 'MarginCredit', 'credit.lo': 0.2, 'data.train.0': 'SumsSource'}
     """
-    return dict(_leaves(settings, ""))
+    return dict(_leaves(settings, "", whole_paths))
 
 
-def _leaves(value: object, name: str) -> Iterator[tuple[str, str | float]]:
+def _leaves(value: object, name: str, whole_paths: bool) -> Iterator[tuple[str, str | float]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             if key == "class_path":
-                yield name, str(item).rpartition(".")[2]
+                yield name, str(item) if whole_paths else str(item).rpartition(".")[2]
             elif not key.startswith("__"):
-                yield from _leaves(item, name if key == "init_args" else f"{name}.{key}".lstrip("."))
+                yield from _leaves(item, name if key == "init_args" else f"{name}.{key}".lstrip("."), whole_paths)
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
-            yield from _leaves(item, f"{name}.{number}")
+            yield from _leaves(item, f"{name}.{number}", whole_paths)
     elif value is not None:
         yield name, value if isinstance(value, (bool, int, float)) else str(value)

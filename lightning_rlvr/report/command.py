@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,13 +67,14 @@ def report_command(args: Sequence[str]) -> None:
     )
     from lightning_rlvr.report.loading import load
 
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of every run that was resumed
     results = load(settings.folder, settings.baseline, settings.arms)
-    first = overview.summary(results, settings.confidence)
-    topics = [part.section(results, settings.confidence) for part in (paired, difficulty, pass_at_k, length, compute)]
-    topics.append(training.section(results))
-    sections = [first, *topics, overview.limits(topics), overview.origin(results, settings.folder, args)]
     where = settings.out or settings.folder / "report"
-    with page.replacing(where) as new:
+    with page.replacing(where) as new:  # what is wrong with the folder is said before the work
+        first = overview.summary(results, settings.confidence)
+        parts = (paired, difficulty, pass_at_k, length, compute)
+        topics = [*(part.section(results, settings.confidence) for part in parts), training.section(results)]
+        sections = [first, *topics, overview.limits(topics), overview.origin(results, settings.folder, args)]
         page.write(f"Report: {results.name}", sections, new)
         hparams.write(results, new / "hparams")
     text, numeric = page.cells(first.tables[0])

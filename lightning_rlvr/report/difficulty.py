@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,14 @@ BINS: Mapping[str, str] = {
 """Names and ranges of the baseline's pass rate."""
 MIN_SAMPLES = 4
 """Fewer cannot be cut into a half to bin with and two quarters to compare."""
+Rates = tuple[pd.Series, pd.Series, pd.Series]
+"""Pass rates to bin with, before and after: what ``gain_by_bin`` takes."""
 _TITLE = "Gain by difficulty"
+_LESS = "less null"
+_SAME_RUN = (
+    "Bins come from the run that gains start from: a gain in hard bins beside a loss in easy ones is what training "
+    "the baseline again would show too."
+)
 
 
 def bins(pass_rate: pd.Series) -> pd.Series:
@@ -62,7 +69,8 @@ def part_rates(samples: pd.DataFrame, start: float, stop: float) -> pd.Series:
 def gain_by_bin(known: pd.Series, before: pd.Series, after: pd.Series, confidence: float = 0.95) -> pd.DataFrame:
     """Mean gain in each bin, in points, with a bootstrap interval (percentile) over problems.
 
-    Unbiased given the bins where ``known`` shares no sample with the other two.
+    Where ``known`` shares no run with the other two, a bin is expected to gain nothing if ``after`` is ``before``
+    trained again; where it shares the run but no sample, if ``after`` is the same run sampled again.
 
     Args:
         known: Pass rates to bin with, by `seed`, `set`, `problem`.
@@ -112,45 +120,100 @@ def recurs(rates: pd.Series) -> bool:
     return seeds > 1 and bool((rates.groupby(["set", "problem"], observed=True).size() == seeds).all())
 
 
-def null_rates(samples: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
-    """The baseline as if it were an arm: what ``gain_by_bin`` takes.
+def rates_elsewhere(rates: pd.Series[float], without: Mapping[int, Collection[int]]) -> pd.Series[float]:
+    """For each seed of ``without``, every problem's mean pass rate in the seeds that are not left out for it.
 
-    Where every problem recurs in every seed, seeds are taken two by two and the second run of a pair plays the arm (no
-    run is in two pairs: their gains would cancel). Else the fourth quarter of a run's samples plays it against the
-    third.
+    Example:
+        >>> index = pd.MultiIndex.from_product([[0, 1, 2], ["s"], ["p"]], names=["seed", "set", "problem"])
+        >>> rates_elsewhere(pd.Series([0.0, 0.5, 1.0], index), {0: [0], 2: [1, 2]}).to_dict()
+        {(0, 's', 'p'): 0.75, (2, 's', 'p'): 0.0}
+    """
+    means: dict[int, pd.Series[float]] = {
+        seed: rates[~rates.index.isin(left_out, level="seed")].groupby(["set", "problem"], observed=True).mean()
+        for seed, left_out in without.items()
+    }
+    return pd.concat(means, names=["seed"])
+
+
+def arm_rates(own: pd.DataFrame, first: pd.DataFrame, second: pd.DataFrame) -> Rates:
+    """What ``gain_by_bin`` takes for an arm.
+
+    Where every problem recurs in every seed, a seed is binned by the baseline's other seeds, and all samples are
+    compared. Else it is binned by the first half of the baseline's samples, and second halves are compared.
 
     Args:
-        samples: Of the baseline, at least four for each problem.
+        own: Samples of the baseline, of all its seeds.
+        first: Of the baseline, of the seeds that the arm has.
+        second: Of the arm.
+
+    Example:
+        >>> rows = {"seed": 0, "set": "s", "problem": "p", "sample": range(4), "correct": [1.0, 0.0, 0.0, 1.0]}
+        >>> [rates.tolist() for rates in arm_rates(*[pd.DataFrame(rows)] * 3)]
+        [[0.5], [0.5], [0.5]]
+    """
+    if recurs(rates := pass_rates(own)):
+        return (
+            rates_elsewhere(rates, {seed: [seed] for seed in set(own["seed"])}),
+            pass_rates(first),
+            pass_rates(second),
+        )
+    return part_rates(first, 0, 0.5), part_rates(first, 0.5, 1), part_rates(second, 0.5, 1)
+
+
+def null_pairs(own: pd.DataFrame) -> dict[int, int]:
+    """Seeds of the baseline two by two, where problems recur and a third seed is there to bin with; else none.
+
+    No run is in two pairs: their gains would cancel.
+
+    Example:
+        >>> rows = [(seed, "s", "p", 0.5) for seed in range(5)]
+        >>> null_pairs(pd.DataFrame(rows, columns=["seed", "set", "problem", "correct"]))
+        {0: 1, 2: 3}
+    """
+    seeds = sorted(set(own["seed"]))
+    recurring = len(seeds) > 2 and recurs(pass_rates(own))
+    return dict(zip(seeds[::2], seeds[1::2], strict=False)) if recurring else {}  # an odd last one has no partner
+
+
+def null_rates(own: pd.DataFrame) -> Rates:
+    """The baseline as if it were an arm: what ``gain_by_bin`` takes.
+
+    The second run of each of ``null_pairs`` plays the arm, binned by the seeds outside the pair. Where there are none,
+    the fourth quarter of a run's samples plays it against the third, binned by the first half.
+
+    Args:
+        own: Samples of the baseline, at least four for each problem where there are no pairs.
 
     Example:
         >>> rows = {"seed": 0, "set": "s", "problem": "p", "sample": range(4), "correct": [1.0, 0.0, 0.0, 1.0]}
         >>> [rates.tolist() for rates in null_rates(pd.DataFrame(rows))]
         [[0.5], [0.0], [1.0]]
     """
-    known, second = part_rates(samples, 0, 0.5), part_rates(samples, 0.5, 1)
-    if not recurs(second):
-        return known, part_rates(samples, 0.5, 0.75), part_rates(samples, 0.75, 1)
-    seeds = sorted(set(samples["seed"]))
-    plays_for = dict(zip(seeds[1::2], seeds[::2], strict=False))  # of an odd number the last has no partner
-    known, before = (rates[rates.index.isin(plays_for.values(), level="seed")] for rates in (known, second))
-    after = second[second.index.isin(plays_for, level="seed")].rename(index=plays_for, level="seed")
-    return known, before, after
+    if not (pairs := null_pairs(own)):
+        return part_rates(own, 0, 0.5), part_rates(own, 0.5, 0.75), part_rates(own, 0.75, 1)
+    rates = pass_rates(own)
+    before, after = (rates[rates.index.isin(seeds, level="seed")] for seeds in (pairs.keys(), pairs.values()))
+    plays_for = {other: seed for seed, other in pairs.items()}
+    return (
+        rates_elsewhere(rates, {seed: [seed, other] for seed, other in pairs.items()}),
+        before,
+        after.rename(index=plays_for, level="seed"),
+    )
 
 
 def section(results: SweepResults, confidence: float = 0.95) -> Section:
     """Gain of every arm by the baseline's pass rate, with the baseline against itself beside it."""
-    fewest = int(results.samples.groupby(["arm", "seed", "set", "problem"], observed=True).size().min())
-    if fewest < MIN_SAMPLES:
-        return Section(title=_TITLE, text=(_too_few(fewest),))
     own = results.samples[results.samples["arm"] == results.baseline]
+    pairs, elsewhere = null_pairs(own), recurs(pass_rates(own))
+    fewest = int(results.samples.groupby(["arm", "seed", "set", "problem"], observed=True).size().min())
+    if fewest < MIN_SAMPLES and not pairs:
+        return Section(title=_TITLE, text=(_too_few(fewest),))
     known, before, after = null_rates(own)
     null = gain_by_bin(known, before, after, confidence)
     naive = gain_by_bin(before, before, after, confidence)
-    arms = {}
-    for arm in results.arms[1:]:
-        first, second = results.pair(arm)
-        rates = part_rates(first, 0, 0.5), part_rates(first, 0.5, 1), part_rates(second, 0.5, 1)
-        arms[arm] = gain_by_bin(*rates, confidence)
+    arms = {arm: gain_by_bin(*arm_rates(own, *results.pair(arm)), confidence) for arm in results.arms[1:]}
+    if pairs:
+        arms = {arm: table.assign(**{_LESS: table["gain"] - null["gain"]}) for arm, table in arms.items()}
     tables = arms | {"null": null, "naive null": naive}
     frame = pd.concat([table.assign(arm=name) for name, table in tables.items()])
     level = percent(confidence)
@@ -158,26 +221,27 @@ def section(results: SweepResults, confidence: float = 0.95) -> Section:
         name="difficulty",
         caption=f"Pass rates of `{results.baseline}` (before) and of each arm (after) in percent by bin, gains in "
         f"points with {level} percentile bootstrap intervals over problems (clusters), seeds held fixed; means over "
-        f"problems and seeds, all benchmarks pooled. No interval below {MIN_PROBLEMS} problems.",
+        f"problems and seeds, all benchmarks pooled. No interval below {MIN_PROBLEMS} problems."
+        + (f" `{_LESS}` is the gain less that of the null in the same bin, without an interval." if pairs else ""),
         frame=frame[["arm", *frame.columns.drop("arm")]],
-        formats=dict.fromkeys(("before", "after"), "{:.1f}") | dict.fromkeys(("gain", "low", "high"), "{:+.1f}"),
+        formats=dict.fromkeys(("before", "after"), "{:.1f}")
+        | dict.fromkeys(("gain", "low", "high", _LESS), "{:+.1f}"),
     )
+    seen = "the other seeds of the baseline" if elsewhere else "half of the samples"
     return Section(
         title=_TITLE,
         text=(
-            f"Problems are binned by the pass rate of `{results.baseline}` on the first half of its samples; gains "
-            "are measured on the second half of both arms, which the bins have not seen: in expectation no bin gains "
-            "by regression to the mean.",
-            _null_text(before.index.get_level_values("seed").nunique() if recurs(part_rates(own, 0, 0.5)) else 0),
+            _bins_text(results.baseline, elsewhere, own["seed"].nunique()),
+            _null_text(len(pairs), elsewhere, own["seed"].nunique()),
             _naive_text(naive),
         ),
         tables=(table,),
-        plots=(_plot(results, arms, null, level),),
+        plots=(_plot(results, arms, null, level, "other seeds" if elsewhere else "first half of samples"),),
         caveats=(
             "Gains by difficulty are an exploration: intervals cover sampling noise over problems only, seeds held "
             "fixed, and are not adjusted for the number of bins and arms.",
-            "A bin is what half of the samples show of a problem: with few samples some problems are in a bin that "
-            "their true pass rate is not in.",
+            *(() if elsewhere else (_SAME_RUN,)),
+            f"A bin is what {seen} show of a problem: some problems are in a bin that their true pass rate is not in.",
             "An interval of width 0 means that all problems of a bin gained the same, not that the gain is certain.",
         ),
     )
@@ -185,24 +249,46 @@ def section(results: SweepResults, confidence: float = 0.95) -> Section:
 
 def _too_few(fewest: int) -> str:
     return (
-        f"Gain by difficulty cannot be measured: it takes at least {MIN_SAMPLES} samples for each problem, half of "
-        f"them to bin with and the rest to compare, and there are problems with {fewest}."
+        f"Gain by difficulty cannot be measured: without problems that recur in three or more seeds it takes at least "
+        f"{MIN_SAMPLES} samples for each problem, half of them to bin with and the rest to compare, and there are "
+        f"problems with {fewest}."
     )
 
 
-def _null_text(pairs: int) -> str:
+def _no_others(seeds: int) -> str:
+    return "there is one seed" if seeds == 1 else "problems do not recur in every seed"
+
+
+def _bins_text(baseline: str, elsewhere: bool, seeds: int) -> str:
+    if elsewhere:
+        return (
+            f"Problems are binned, for each seed, by the pass rate of `{baseline}` in its other seeds; gains are "
+            "measured on all samples of both runs of the seed. The bins have seen neither run, so regression to the "
+            f"mean, of sampling as of training, is not in the gains: an arm that is `{baseline}` trained again is "
+            "expected to gain about nothing in every bin."
+        )
+    return (
+        f"Problems are binned by the pass rate of `{baseline}` on the first half of its samples, since "
+        f"{_no_others(seeds)}; gains are measured on the second half of both arms. This removes the regression to the "
+        "mean of sampling only, not that of training: what is peculiar to the run that bins and `before` come from is "
+        f"gone in any other run, so hard problems seem to gain and easy ones to lose even in an arm that is "
+        f"`{baseline}` trained again."
+    )
+
+
+def _null_text(pairs: int, elsewhere: bool, seeds: int) -> str:
     if pairs:
         return (
             "The null is the baseline against itself: seeds are taken two by two, and the second run of a pair plays "
-            f"the arm on the same problems, by the same procedure. It shows, from {pairs} "
-            f"pair{'s' if pairs > 1 else ''}, what training again and sampling leave in a bin where no method was "
-            "changed; with fewer pairs than an arm has seeds its intervals are wider than the arm's."
+            "the arm on the same problems, binned by the seeds outside the pair. It shows, from "
+            f"{pairs} pair{'s' if pairs > 1 else ''}, what training again and sampling leave in a bin where no method "
+            "was changed; with fewer pairs than an arm has seeds its intervals are wider than the arm's."
         )
+    why = "a pair of seeds leaves no other to bin with" if elsewhere else _no_others(seeds)
     return (
-        "The null is the baseline against itself: problems do not recur in every seed, so the fourth quarter of each "
-        "run's samples is compared with the third. It shows whether the procedure creates gains, and the noise "
-        "of sampling in a bin, from half as many samples as the arms have and hence larger than theirs; it "
-        "cannot show what training again brings."
+        f"The null is the baseline against itself: {why}, so the fourth quarter of each run's samples is compared "
+        "with the third, binned by the first half. It shows the noise of sampling in a bin, from fewer samples than "
+        "the arms have and hence larger than theirs; it cannot show what training again brings."
     )
 
 
@@ -216,8 +302,8 @@ def _naive_text(naive: pd.DataFrame) -> str:
     )
 
 
-def _plot(results: SweepResults, arms: Mapping[str, pd.DataFrame], null: pd.DataFrame, level: str) -> Plot:
-    figure, panel = axes(xlabel=f"pass rate of {results.baseline} (first half of samples)", ylabel="gain (points)")
+def _plot(results: SweepResults, arms: Mapping[str, pd.DataFrame], null: pd.DataFrame, level: str, seen: str) -> Plot:
+    figure, panel = axes(xlabel=f"pass rate of {results.baseline} ({seen})", ylabel="gain (points)")
     figure.set_size_inches(7.5, 3.8)
     panel.axhline(0, color="black", linewidth=0.8)
     step = 0.8 / (len(arms) + 1)

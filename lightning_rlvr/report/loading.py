@@ -6,10 +6,14 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
@@ -17,6 +21,7 @@ from lightning_rlvr.checks import require_choice
 from lightning_rlvr.json_rows import read_json_rows
 from lightning_rlvr.monitoring.files import PROGRESS_FILE, ROLLOUTS_FILE, flat_settings, read_json
 from lightning_rlvr.report.results import SweepResults
+from lightning_rlvr.verify.base import STATUSES
 
 COMPUTE = {
     "rollouts": "time/total_rollouts",
@@ -29,6 +34,9 @@ _NO_RUN = "no run"
 _OF_ONE_RUN = {"name", "runs_dir", "seed_everything", "data.data_seed", "model.rollout.sample_seed", "ckpt_path"}
 _KEY = ["set", "problem", "sample"]
 _NAMES = ["arm", "set", "problem", "status"]
+_COLUMNS = ["problem_hash", "sample", "seed", "reward", "tokens", "truncated", "status"]
+_ENVIRONMENT = ("git_commit", "git_dirty", "packages", "python", "device", "command")
+_REWARD = "reward/mean"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +68,9 @@ class Run:
     environments: tuple[Mapping[str, Any], ...]
     """Of the training first, then of what resumed or evaluated it."""
     problems: Mapping[str, Any]
+    num_rollouts: int
     rollouts: tuple[Mapping[str, Any], ...]
-    """Problems and seeds of each batch; none if they were not recorded."""
+    """Problems and seeds of each batch that was recorded."""
 
 
 def find_cells(folder: Path) -> tuple[Mapping[str, Any], list[Cell]]:
@@ -72,8 +81,12 @@ def find_cells(folder: Path) -> tuple[Mapping[str, Any], list[Cell]]:
 
     Raises:
         FileNotFoundError: There are no such runs.
+        ValueError: A key is missing in ``sweep.json``, or two folders are of one arm and seed.
     """
-    if sweep := read_json(folder / "sweep.json"):
+    if (file := folder / "sweep.json").exists():
+        sweep = _read(file, "cells")
+        for cell in sweep["cells"]:
+            _require_keys(repr(str(file)), cell, ("arm", "seed", "folder", "fit", "test"))
         return sweep, [
             Cell(
                 arm=cell["arm"],
@@ -86,13 +99,21 @@ def find_cells(folder: Path) -> tuple[Mapping[str, Any], list[Cell]]:
     found = [(path, re.fullmatch(r"seed_(\d+)", path.name)) for path in folder.glob("*/seed_*")]
     cells = [Cell(arm=path.parent.name, seed=int(seed[1]), folder=path) for path, seed in found if seed]
     if not cells:
-        one = (folder / "config.yaml").exists() or any(folder.glob("version_*"))
+        if (folder / "config.yaml").exists() or any(folder.glob("version_*")):
+            found_instead = "it is a single run"
+        elif any(folder.glob("seed_*/version_*")):
+            found_instead = f"it is a single arm, of {str(folder.resolve().parent)!r}"
+        else:
+            found_instead = "it has neither" if folder.is_dir() else "there is no such folder"
         raise FileNotFoundError(
             f"{str(folder)!r} must be the folder of a sweep, with sweep.json or with runs in "
-            f"<arm>/seed_<data seed>/version_<N>; "
-            + ("it is a single run" if one else "it has neither" if folder.is_dir() else "there is no such folder")
+            f"<arm>/seed_<data seed>/version_<N>; {found_instead}"
         )
-    return {}, sorted(cells, key=lambda cell: (cell.arm, cell.seed))
+    cells.sort(key=lambda cell: (cell.arm, cell.seed, cell.folder.name))
+    for one, other in pairwise(cells):
+        if one.name == other.name:
+            raise ValueError(f"{str(one.folder)!r} and {str(other.folder)!r} are of one arm and seed; move one away")
+    return {}, cells
 
 
 def load(folder: Path, baseline: str | None = None, arms: Sequence[str] | None = None) -> SweepResults:
@@ -105,7 +126,8 @@ def load(folder: Path, baseline: str | None = None, arms: Sequence[str] | None =
 
     Raises:
         ValueError: An arm is unknown, the baseline has no finished run, nothing was evaluated, runs of an arm differ
-            in length, or runs of one seed differ in problems, order, sampling seeds or conditions of the evaluation.
+            in length, runs of one seed differ in problems, order, sampling seeds or conditions of the evaluation, or
+            a file is damaged.
     """
     sweep, cells = find_cells(folder)
     known = tuple(dict.fromkeys(cell.arm for cell in cells))
@@ -147,6 +169,8 @@ def load(folder: Path, baseline: str | None = None, arms: Sequence[str] | None =
     notes += [*_check_lengths(only_runs), *_check_pairs(runs), *_differing_code(only_runs)]
     settings, within = _settings(only_runs, present)
     samples = pd.concat([samples for _, samples in runs], ignore_index=True)
+    steps = [_steps(run) for run in only_runs]
+    notes += [*_without_pair(only_runs, first), *_without_curve(only_runs, steps)]
     notes += [*_left_out(known, wanted, present), *_unscored(samples, present)]
     return SweepResults(
         name=sweep.get("name") or folder.resolve().name,
@@ -154,22 +178,28 @@ def load(folder: Path, baseline: str | None = None, arms: Sequence[str] | None =
         arms=present,
         seeds=tuple(sorted({run.cell.seed for run in only_runs})),
         samples=samples.drop(columns="sample_seed").astype(dict.fromkeys(_NAMES, "category")),
-        steps=pd.concat([_steps(run) for run in only_runs], ignore_index=True),
+        steps=pd.concat(steps, ignore_index=True),
         settings=settings,
+        conditions=_conditions(runs[0][1].attrs["conditions"]),
         notes=(*notes, *within),
     )
 
 
 def environments(folder: Path) -> tuple[Mapping[str, Any], ...]:
     """Versions, commit and device of every process that wrote into the folder of a run, that of the training first."""
-    return tuple(read_json(file) for file in sorted(folder.glob("environment*.json"), key=lambda file: len(file.name)))
+    later = sorted(folder.glob("environment.*.json"))
+    return tuple(_read(file, *_ENVIRONMENT) for file in [folder / "environment.json", *later])
 
 
 def finished_version(cell: Cell) -> Path | None:
     """The folder of the newest run of the cell that got to its end."""
+    return next((path for path in reversed(_versions(cell)) if _progress(path).get("finished")), None)
+
+
+def _versions(cell: Cell) -> list[Path]:
+    """From the oldest to the newest; copies under other names are none."""
     versions = [path for path in cell.folder.glob("version_*") if path.name[8:].isdigit()]
-    finished = [path for path in versions if _progress(path).get("finished")]
-    return max(finished, key=lambda path: int(path.name[8:]), default=None)
+    return sorted(versions, key=lambda path: int(path.name[8:]))
 
 
 def _finished(cell: Cell) -> tuple[Path | None, str]:
@@ -178,7 +208,7 @@ def _finished(cell: Cell) -> tuple[Path | None, str]:
     status = read_json(cell.folder / "cell.json")
     if status.get("status") == "failed":
         return None, f"`{cell.name}` is left out: it failed ({status.get('message') or 'no message'})."
-    versions = sorted(path for path in cell.folder.glob("version_*"))
+    versions = _versions(cell)
     if newest is None:
         steps = [f"step {p.get('step', 0)} of {p.get('max_steps', '?')}" for p in map(_progress, versions) if p]
         return None, f"`{cell.name}` is left out: unfinished, at {steps[-1]}." if steps else _NO_RUN
@@ -191,16 +221,34 @@ def _progress(version: Path) -> Mapping[str, Any]:
 
 
 def _read_run(cell: Cell, folder: Path) -> Run:
-    rollouts = folder / ROLLOUTS_FILE
+    progress, rollouts = _read(folder / PROGRESS_FILE, "step", "rollouts"), []
+    if (file := folder / ROLLOUTS_FILE).is_file():
+        for place, row in read_json_rows(file):
+            rollouts.append(_require_keys(place, row, ("problems", "seeds")))
     return Run(
         cell=cell,
         folder=folder,
-        step=_progress(folder)["step"],
+        step=progress["step"],
         settings=flat_settings(_plain(folder / "config.yaml")),
         environments=environments(folder),
-        problems=read_json(folder / "problems.json"),
-        rollouts=tuple(row for _, row in read_json_rows(rollouts)) if rollouts.is_file() else (),
+        problems=_read(folder / "problems.json", "data_seed", "data_hash"),
+        num_rollouts=progress["rollouts"],
+        rollouts=tuple(rollouts),
     )
+
+
+def _read(file: Path, *keys: str) -> Mapping[str, Any]:
+    """The object in a file that must exist and have these keys."""
+    if not file.is_file():
+        raise ValueError(f"{str(file)!r} is missing")
+    return _require_keys(repr(str(file)), read_json(file), keys)
+
+
+def _require_keys(place: str, content: Mapping[str, Any], keys: Iterable[str]) -> Mapping[str, Any]:
+    for key in keys:
+        if key not in content:
+            raise ValueError(f"{place} lacks {key!r}")
+    return content
 
 
 def _samples(run: Run) -> pd.DataFrame:
@@ -208,7 +256,7 @@ def _samples(run: Run) -> pd.DataFrame:
     frames: list[pd.DataFrame] = []
     conditions: dict[str, Mapping[str, Any]] = {}
     for file in sorted(run.folder.glob("eval/*/settings.json")):
-        settings = read_json(file)
+        settings = _read(file, "name", "conditions")
         name, used = settings["name"], settings["conditions"]
         result = file.with_name("per_problem.parquet")
         if used.get("step") != run.step or not result.is_file():
@@ -219,9 +267,7 @@ def _samples(run: Run) -> pd.DataFrame:
                 f"{_differences(conditions[name], used)}; move one out of its folder eval"
             )
         conditions[name] = used
-        columns = ["problem_hash", "sample", "seed", "reward", "tokens", "truncated", "status"]
-        frame = pd.read_parquet(result, columns=columns)
-        frame = frame.rename(columns={"problem_hash": "problem", "seed": "sample_seed"})
+        frame = _judged(result).rename(columns={"problem_hash": "problem", "seed": "sample_seed"})
         frames.append(frame.assign(set=name, correct=(frame["status"] == "correct").astype(float)))
     if not frames:
         return pd.DataFrame()
@@ -229,6 +275,34 @@ def _samples(run: Run) -> pd.DataFrame:
     samples.attrs["conditions"] = conditions
     first = ["arm", "seed", *_KEY, "correct", "reward", "tokens", "truncated", "status", "sample_seed"]
     return samples[first]
+
+
+def _judged(file: Path) -> pd.DataFrame:
+    """Samples as they were stored, once every one has tokens and a status."""
+    try:
+        _require_keys(repr(str(file)), dict.fromkeys(pq.read_schema(file).names), _COLUMNS)
+        frame = pd.read_parquet(file, columns=_COLUMNS)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{str(file)!r} cannot be read as Parquet ({str(error).splitlines()[0]})") from error
+    for claim, name, expected in (
+        (pd.to_numeric(frame["tokens"], errors="coerce") >= 1, "tokens", "at least 1"),
+        (frame["status"].isin(STATUSES), "status", f"one of {', '.join(STATUSES)}"),
+    ):
+        if not claim.all():
+            row = int(claim.argmin())
+            raise ValueError(f"row {row} of {str(file)!r} must have {name} {expected}, got {frame[name].iloc[row]}")
+    return frame
+
+
+def _conditions(by_set: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Of an evaluation, without what tells one run from another; each set's own where sets differ."""
+    names = dict.fromkeys(name for of_set in by_set.values() for name in of_set)
+    found = {}
+    for name in [name for name in names if name not in ("weights", "sample_seed")]:
+        values = [of_set.get(name) for of_set in by_set.values()]
+        each = ", ".join(f"{value} ({of})" for of, value in zip(by_set, values, strict=True))
+        found[name] = values[0] if all(value == values[0] for value in values) else each
+    return found
 
 
 def _steps(run: Run) -> pd.DataFrame:
@@ -242,12 +316,26 @@ def _steps(run: Run) -> pd.DataFrame:
     return frame.assign(arm=run.cell.arm, seed=run.cell.seed)[["arm", "seed", *frame.columns]]
 
 
+def _without_pair(runs: Sequence[Run], baseline: str) -> Iterator[str]:
+    seeds = {run.cell.seed for run in runs if run.cell.arm == baseline}
+    if names := [f"`{run.cell.name}`" for run in runs if run.cell.seed not in seeds]:
+        yield f"Part of no difference, for `{baseline}` has no run of this seed: {', '.join(names)}."
+
+
+def _without_curve(runs: Sequence[Run], steps: Sequence[pd.DataFrame]) -> Iterator[str]:
+    logged = [_REWARD in frame and bool(frame[_REWARD].notna().any()) for frame in steps]
+    if names := [f"`{run.cell.name}`" for run, found in zip(runs, logged, strict=True) if not found]:
+        yield f"No training reward (`{_REWARD}`) was logged, or only NaN, so there is no curve: {', '.join(names)}."
+
+
 def _left_out(known: Sequence[str], wanted: Sequence[str], present: Sequence[str]) -> Iterator[str]:
     if len(wanted) < len(known):
         yield (
             f"Shown: {len(present) - 1} of the sweep's {len(known) - 1} arms beside the baseline (`--arms`); p is "
             "adjusted for no others."
         )
+    elif len(present) < len(wanted):
+        yield "p is adjusted for the arms present only, not for those left out."
 
 
 def _unscored(samples: pd.DataFrame, arms: Sequence[str]) -> Iterator[str]:
@@ -290,35 +378,40 @@ def _check_lengths(runs: Sequence[Run]) -> Iterator[str]:
 def _check_pairs(runs: Sequence[tuple[Run, pd.DataFrame]]) -> Iterator[str]:
     """Refuse runs that do not share what runs of a seed must; say where that cannot be known."""
     leaders: dict[int, tuple[Run, pd.DataFrame]] = {}
-    unordered = []
+    by_seed: dict[int, list[Run]] = {}
     for run, samples in runs:
-        if (found := run.problems.get("data_seed")) != run.cell.seed:
+        if (found := run.problems["data_seed"]) != run.cell.seed:
             raise ValueError(f"{str(run.folder)!r} has data_seed {found}, not {run.cell.seed}")
+        by_seed.setdefault(run.cell.seed, []).append(run)
+        leader = leaders.setdefault(run.cell.seed, (run, samples))
         _check_conditions(runs[0], (run, samples), ignored=("weights", "step", "sample_seed"))
-        leader, its_samples = leaders.setdefault(run.cell.seed, (run, samples))
-        if not _check_rollouts(leader, run):
-            unordered.append(run.cell.name)
-        _check_conditions((leader, its_samples), (run, samples), ignored=("weights", "step"))
-        _check_sample_seeds((leader, its_samples), (run, samples))
-    if unordered:
+        _check_conditions(leader, (run, samples), ignored=("weights", "step"))
+        _check_sample_seeds(leader, (run, samples))
+    for of_seed in by_seed.values():
+        _check_rollouts(of_seed)
+    if unrecorded := [
+        f"`{run.cell.name}` ({len(run.rollouts)} of {run.num_rollouts})"
+        for of_seed in by_seed.values() for run in of_seed
+        if len(of_seed) > 1 and len(run.rollouts) != run.num_rollouts
+    ]:  # fmt: skip
         yield (
-            f"Order of the problems and sampling seeds in training could not be checked (no {ROLLOUTS_FILE}): "
-            f"{', '.join(f'`{name}`' for name in unordered)}."
+            "Order of the problems and sampling seeds in training could not be checked throughout, for "
+            f"{ROLLOUTS_FILE} does not hold every batch: {', '.join(unrecorded)}."
         )
 
 
-def _check_rollouts(leader: Run, run: Run) -> bool:
-    """Whether the order of problems could be checked; batches are compared as far as both go."""
-    if leader.problems["data_hash"] != run.problems["data_hash"]:
-        raise _unpaired(leader, run, "they trained on other problems (data_hash)")
-    if not leader.rollouts or not run.rollouts:
-        return leader is run
-    for number, (one, other) in enumerate(zip(leader.rollouts, run.rollouts, strict=False), start=1):
-        for name in ("problems", "seeds"):
-            if one[name] != other[name]:
-                what = "other problems" if name == "problems" else "the same problems with other sampling seeds"
-                raise _unpaired(leader, run, f"rollout batch {number} drew {what}")
-    return True
+def _check_rollouts(runs: Sequence[Run]) -> None:
+    """Compare the batches of runs of one seed with those of the longest record, as far as each goes."""
+    longest = max(runs, key=lambda run: len(run.rollouts))
+    for run in runs:
+        if runs[0].problems["data_hash"] != run.problems["data_hash"]:
+            raise _unpaired(runs[0], run, "they trained on other problems (data_hash)")
+        one, other = (longest, run) if runs.index(longest) < runs.index(run) else (run, longest)
+        for number, (first, second) in enumerate(zip(one.rollouts, other.rollouts, strict=False), start=1):
+            for name in ("problems", "seeds"):
+                if first[name] != second[name]:
+                    what = "other problems" if name == "problems" else "the same problems with other sampling seeds"
+                    raise _unpaired(one, other, f"rollout batch {number} drew {what}")
 
 
 def _check_conditions(
@@ -377,7 +470,10 @@ def _settings(runs: Sequence[Run], arms: Sequence[str]) -> tuple[dict[str, dict[
 
 
 def _plain(file: Path) -> dict[str, Any]:
-    content = OmegaConf.to_container(OmegaConf.load(file))
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(file))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{str(file)!r} cannot be read as YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict):
         raise ValueError(f"{str(file)!r} must be the configuration of a run")
     return {str(name): value for name, value in content.items()}

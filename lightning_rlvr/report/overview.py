@@ -15,6 +15,8 @@ from lightning_rlvr.report.results import SweepResults
 from lightning_rlvr.report.section import Section, Table
 from lightning_rlvr.report.statistics import MIN_PAIRS, compare, finding, percent
 
+_SAMPLING = ("step", "engine", "temperature", "top_p", "top_k", "max_completion_length")
+
 
 def summary(results: SweepResults, confidence: float = 0.95) -> Section:
     """The question in two paragraphs, the verdict in one table.
@@ -32,13 +34,15 @@ def summary(results: SweepResults, confidence: float = 0.95) -> Section:
         for name, of_set in sizes.groupby("set", observed=True)
     ]
     others, seeds = ", ".join(f"`{arm}`" for arm in results.arms[1:]), ", ".join(map(str, results.seeds))
+    conditions = ", ".join(f"`{n}` {results.conditions[n]}" for n in _SAMPLING if n in results.conditions)
+    drawn = f" Samples were drawn with {conditions} (only `step` may differ between arms)." if conditions else ""
     one = " One seed has no interval and no test." if len(results.seeds) == 1 else ""
     text = (
         f"**Question.** Is a sample of {others or 'another arm'} correct more often than one of the baseline "
         f"`{results.baseline}`? The second table shows what differs between the arms.",
         f"**Material.** {_count(len(results.seeds), 'data seed')} ({seeds}); every run was evaluated on "
         f"{'; '.join(sets)}. Accuracy is macro avg@n: the mean over benchmarks of the mean over problems of the share "
-        f"of correct samples.{one}",
+        f"of correct samples.{drawn}{one}",
         *(["**Notes on the runs.**", "\n".join(f"- {note}" for note in results.notes)] if results.notes else []),
     )
     return Section(title="Summary", text=text, tables=(_verdicts(results, confidence), _settings(results)))
@@ -64,7 +68,8 @@ def _verdicts(results: SweepResults, confidence: float) -> Table:
         caption=f"Accuracy in percent, mean over the seeds of the arm. Difference to `{results.baseline}` in points, "
         f"paired by seed, with its {percent(confidence)} t-interval over seeds (not adjusted for the number of arms). "
         f"An arm is called better or worse where its Holm-adjusted p is below {1 - confidence:.3g}, by the t "
-        f"test alone, and never from fewer than {MIN_PAIRS} pairs; otherwise inconclusive.",
+        f"test alone, and never from fewer than {MIN_PAIRS} pairs; otherwise inconclusive. Too few pairs: two. No "
+        "test: fewer than two, or no spread between the pairs, so that no p is defined.",
         frame=pd.DataFrame(rows, columns=columns),
         formats={"accuracy": "{:.2f}", "p Holm": "{:.2g}"} | dict.fromkeys(("difference", "low", "high"), "{:+.2f}"),
     )
@@ -72,11 +77,17 @@ def _verdicts(results: SweepResults, confidence: float) -> Table:
 
 def _settings(results: SweepResults) -> Table:
     names = dict.fromkeys(name for settings in results.settings.values() for name in settings)
-    rows = [[name, *(str(results.settings[arm].get(name, "")) for arm in results.arms)] for name in names]
+    rows = []
+    for name in names:
+        arms: dict[str, list[str]] = {}
+        for arm in results.arms:
+            if name in results.settings[arm]:
+                arms.setdefault(str(results.settings[arm][name]), []).append(arm)
+        rows += [(name, value, ", ".join(of_value)) for value, of_value in arms.items()]
     return Table(
         name="settings",
-        caption="Settings in which arms differ, as the runs had them (blank: not a setting of that arm).",
-        frame=pd.DataFrame(rows, columns=["setting", *results.arms]),
+        caption="Settings in which arms differ, as the runs had them (no such setting in an arm that is not named).",
+        frame=pd.DataFrame(rows, columns=["setting", "value", "arms"]),
     )
 
 

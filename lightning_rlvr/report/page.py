@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import matplotlib as mpl
 import pandas as pd
+from filelock import FileLock, Timeout
 from jinja2 import Environment, PackageLoader
 from markdown_it import MarkdownIt
 from markupsafe import Markup
@@ -20,10 +21,12 @@ from markupsafe import Markup
 from lightning_rlvr.report.section import Plot, Section, Table
 
 REPORT = "report.html"
+_UNFINISHED = ".unfinished-"
 _MARKDOWN = MarkdownIt("commonmark", {"html": False})
 _LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "<": "$<$", ">": "$>$"}
+    | {character: f"${character}$" for character in "<>|"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
 )
 
 
@@ -32,10 +35,11 @@ def replacing(folder: Path) -> Iterator[Path]:
     """A folder to write into; what it holds takes its place in ``folder`` when no error came up, else it vanishes.
 
     Args:
-        folder: A new one, or that of a former report, whose files of other names are kept.
+        folder: A new one, or that of a former report, whose files of other names are kept; what a killed process
+            left unfinished is removed.
 
     Raises:
-        ValueError: The folder holds something else.
+        ValueError: The folder holds something else, is a file, or another process is writing into it.
 
     Example:
         >>> with TemporaryDirectory() as parent:
@@ -45,19 +49,34 @@ def replacing(folder: Path) -> Iterator[Path]:
         ...     Path(parent, "report", REPORT).read_text()
         'latter'
     """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / REPORT).exists():
+    kept = [path.name for path in folder.iterdir() if not path.name.startswith(_UNFINISHED)] if folder.is_dir() else []
+    if (folder.exists() and not folder.is_dir()) or (kept and REPORT not in kept):
         raise ValueError(f"`--out` must be a new folder or that of a former report, got {str(folder)!r}")
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder, prefix=".unfinished-") as name:
-        yield Path(name)
-        for path in sorted(Path(name).iterdir()):
-            if (folder / path.name).is_dir():
-                shutil.rmtree(folder / path.name)
-            path.replace(folder / path.name)
+    try:
+        lock = FileLock(folder / f"{_UNFINISHED}lock").acquire(blocking=False)
+    except Timeout as error:
+        raise ValueError(f"another process is writing a report into {str(folder)!r}") from error
+    with lock:
+        for path in folder.glob(f"{_UNFINISHED}*/"):
+            shutil.rmtree(path)
+        try:
+            with TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as name:
+                yield Path(name)
+                # the page first: whoever kills this here leaves the folder of a report
+                for path in sorted(Path(name).iterdir(), key=lambda path: path.name != REPORT):
+                    if (folder / path.name).is_dir():
+                        shutil.rmtree(folder / path.name)
+                    path.replace(folder / path.name)
+        finally:
+            (folder / f"{_UNFINISHED}lock").unlink()
 
 
 def write(
-    title: str, sections: Sequence[Section], folder: Path, latex: Collection[str] = ("paired", "by_seed")
+    title: str,
+    sections: Sequence[Section],
+    folder: Path,
+    latex: Collection[str] = ("paired", "by_seed", "differences_by_seed"),
 ) -> None:
     """Write ``report.md``, ``report.html``, ``table.tex``, ``tables/*.csv`` and ``plots/*.{png,pdf}``.
 
@@ -125,25 +144,31 @@ def to_latex(table: Table) -> str:
     text, numeric = cells(table)
     caption = re.sub("`([^`]*)`", r"\\texttt{\1}", table.caption.replace("**", "").translate(_LATEX))
     layout = "".join("r" if name in numeric else "l" for name in text)
-    return text.to_latex(
-        index=False, escape=True, column_format=layout, caption=caption, label=f"tab:{table.name}", position="t"
+    escaped = text.map(lambda cell: cell.translate(_LATEX)).rename(columns=lambda name: name.translate(_LATEX))
+    return escaped.to_latex(
+        index=False, escape=False, column_format=layout, caption=caption, label=f"tab:{table.name}", position="t"
     )
 
 
 def _markdown(title: str, sections: Sequence[Section]) -> str:
-    parts = [f"# {title}"]
+    parts = [f"# {_escaped(title)}"]
     for section in sections:
         parts += [f"## {section.title}", *section.text]
         for table in section.tables:
             text, numeric = cells(table)
             align = ["right" if name in numeric else "left" for name in text]
-            escaped = text.map(lambda cell: cell.replace("|", "\\|")).rename(columns=lambda n: n.replace("|", "\\|"))
+            escaped = text.map(_escaped).rename(columns=_escaped)
             rows = escaped.to_markdown(index=False, disable_numparse=True, colalign=align if len(text) else None)
             parts += [f"{table.caption} ([CSV](tables/{table.name}.csv))", rows]
         for plot in section.plots:
             parts += [f"![{plot.name}](plots/{plot.name}.png)", f"{plot.caption} ([PDF](plots/{plot.name}.pdf))"]
         parts.append("\n".join(f"- {caveat}" for caveat in section.caveats))
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """What Markdown shows as it is."""
+    return re.sub(r"([\\`*<|])", r"\\\1", text)
 
 
 def _html(title: str, sections: Sequence[Section]) -> str:

@@ -79,24 +79,20 @@ def section(results: SweepResults, confidence: float = 0.95) -> Section:
         | dict.fromkeys(("difference", "low", "high"), "{:+.2f}")
         | dict.fromkeys(("p t", "p Holm", "p sign", "p permutation"), "{:.3g}"),
     )
-    runs = by_seed.rename_axis(columns=None).reset_index()
-    for arm in compared:
-        runs[f"{arm} - {results.baseline}"] = runs[arm] - runs[results.baseline]
-    every_run = Table(
-        name="by_seed",
-        caption="Macro avg@n of every run in percent, and differences in points.",
-        frame=runs,
-        formats={str(name): "{:+.2f}" if " - " in str(name) else "{:.2f}" for name in runs.columns[1:]},
-    )
+    runs = [_by_seed("by_seed", "Macro avg@n of every run in percent, by seed.", by_seed, "{:.2f}")]
+    if compared:
+        gains = by_seed[list(compared)].sub(by_seed[results.baseline], axis=0)
+        caption = f"Differences to `{results.baseline}` in points of macro avg@n, by seed."
+        runs.append(_by_seed("differences_by_seed", caption, gains, "{:+.2f}"))
     if not compared:
         text: tuple[str, ...] = (f"`{results.baseline}` is the only arm: there is nothing to compare it with.",)
-        return Section(title="Did an arm win?", text=text, tables=(every_run,))
+        return Section(title="Did an arm win?", text=text, tables=tuple(runs))
     text = (
         "Both runs of a pair share the data seed, hence problems, their order and sampling seeds. The unit of "
         "analysis is the seed: one difference for each, however many samples are behind it.",
         *(verdict(arm, results.baseline, *found, confidence) for arm, found in compared.items()),
     )
-    tables = [table, every_run, bootstrap_table(results, confidence)]
+    tables = [table, *runs, bootstrap_table(results, confidence)]
     if results.samples["set"].nunique() > 1:  # else it says what `paired` says
         tables.insert(1, set_table(results, confidence))
     if interaction := contrasts(results, by_seed, confidence):
@@ -109,6 +105,12 @@ def section(results: SweepResults, confidence: float = 0.95) -> Section:
         plots=(_plot(results, by_seed, compared, level),),
         caveats=_caveats([result.num_pairs for result, _ in compared.values()], confidence),
     )
+
+
+def _by_seed(name: str, caption: str, values: pd.DataFrame, form: str) -> Table:
+    """A row for each arm, a column for each seed: arms may be many, and pages are narrow."""
+    frame = values.T.rename(columns=str).rename_axis(index="arm", columns=None).reset_index()
+    return Table(name=name, caption=caption, frame=frame, formats=dict.fromkeys(frame.columns[1:], form))
 
 
 def _row(

@@ -122,6 +122,7 @@ def section(results: SweepResults, confidence: float = 0.95) -> Section:
             "problem, so the order of arms is noisy there. Draw more samples to compare arms at this k.",
             "Intervals hold for one k and one arm at a time, and neighbouring k share their samples: a curve is not "
             "several pieces of evidence.",
+            "t-intervals know no bounds: their ends may lie below 0 or above 100%, where the plot of pass@k is cut.",
             "Where all seeds agree exactly no t-interval is defined, and none is shown.",
         ),
     )

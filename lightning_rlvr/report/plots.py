@@ -28,16 +28,18 @@ class Style(TypedDict):
 def style(arm_index: int) -> Style:
     """Colour, line style and marker of an arm by its place in ``SweepResults.arms``: the baseline (0) is black, solid.
 
+    Colour with line style tells 24 arms apart, colour with marker 64.
+
     Example:
         >>> style(0)
         {'color': '#1b1b1b', 'linestyle': '-', 'marker': 'o'}
-        >>> style(8)["color"] == style(0)["color"], style(8)["linestyle"] == style(0)["linestyle"]
-        (True, False)
+        >>> style(8)
+        {'color': '#1b1b1b', 'linestyle': '-.', 'marker': 's'}
     """
     return {
         "color": COLORS[arm_index % len(COLORS)],
         "linestyle": LINES[arm_index % len(LINES)],
-        "marker": MARKERS[arm_index % len(MARKERS)],
+        "marker": MARKERS[(arm_index + arm_index // len(COLORS)) % len(MARKERS)],
     }
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -33,6 +33,9 @@ class SweepResults:
     `completion/length`, ...); NaN where a tag was not logged."""
     settings: Mapping[str, Mapping[str, str | float]]
     """By arm, the settings in which arms differ, by dotted name."""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    """Of the baseline's evaluation by name (`temperature`, `top_p`, `max_completion_length`, `step`, `engine`, ...);
+    where benchmarks differ, a text that names them."""
     notes: tuple[str, ...] = ()
     """What a reader must know of the runs: cells that are missing, code that differs between them."""
 

@@ -68,10 +68,14 @@ def _sizes(means: pd.DataFrame, baseline: str) -> tuple[str, ...]:
     if "advantage/rms" not in means.index:
         return ()
     rms = means.loc["advantage/rms"]
-    ratios = {arm: value / rms[baseline] - 1 for arm, value in rms.items()}
+    ratios = {arm: value / rms[baseline] - 1 for arm, value in rms.dropna().items()}
+    if baseline not in ratios:
+        return ()
     differing = {arm: ratio for arm, ratio in ratios.items() if abs(ratio) > _TOLERANCE}
     if not differing:
-        return (f"The RMS of the advantages is within {_TOLERANCE:.0%} of the baseline's in every arm.",)
+        return (
+            f"The RMS of the advantages is within {_TOLERANCE:.0%} of the baseline's in every arm that logged it.",
+        )
     listed = ", ".join(f"`{arm}` {ratio:+.0%}" for arm, ratio in differing.items())
     return (
         f"**The RMS of the advantages differs from the baseline's by more than {_TOLERANCE:.0%}: {listed}.** Such an "

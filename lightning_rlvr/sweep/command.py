@@ -26,7 +26,7 @@ from lightning_rlvr.messages import ExplainedErrors
 from lightning_rlvr.monitoring.files import PROGRESS_FILE, read_json
 from lightning_rlvr.sweep.launchers.base import LAUNCHERS, Launcher
 from lightning_rlvr.sweep.runner import Job, Outcome, newest_run
-from lightning_rlvr.sweep.spec import Cell, expand, read_spec
+from lightning_rlvr.sweep.spec import expand, read_spec
 
 if TYPE_CHECKING:
     from lightning_rlvr.sweep.plan import Arm
@@ -64,7 +64,7 @@ def sweep_command(args: Sequence[str]) -> None:
     """
     options, launcher = _parsed(args)
     from lightning_rlvr.cli import quiet_console  # torch and lightning take seconds: `--help` needs none of them
-    from lightning_rlvr.sweep.plan import check, write_plan
+    from lightning_rlvr.sweep.plan import check, check_runs, write_plan
 
     spec = read_spec(options.spec)
     if options.seeds is not None:
@@ -74,11 +74,12 @@ def sweep_command(args: Sequence[str]) -> None:
     console = Console(markup=False, highlight=False)
     quiet_console()
     arms = check(cells)
-    if options.dry_run:
-        _show(console, cells, arms, folder, launcher)
-        return
-    write_plan(folder, spec, cells, arms)
+    check_runs(folder, cells, arms)
     jobs = [Job(cell=cell, folder=folder.resolve(), cwd=Path.cwd(), retries=options.retries) for cell in cells]
+    if options.dry_run:
+        _show(console, jobs, arms, folder, launcher)
+        return
+    write_plan(folder, spec, cells)
     with _terminated_as_interrupted():
         outcomes = _watched(console, launcher, jobs, {name: arm.steps for name, arm in arms.items()})
     _close(console, outcomes, jobs, folder)
@@ -92,7 +93,7 @@ def _parsed(args: Sequence[str]) -> tuple[Any, Launcher]:
     parser.add_argument("--dry-run", action="store_true", help="Show the cells and their cost; run nothing.")
     parser.add_argument("--seeds", type=int, nargs="+", default=None, help="Data seeds in place of the file's.")
     parser.add_argument("--retries", type=int, default=1, help="How often a cell that failed is tried again.")
-    parser.add_argument("--launcher", default="local", help=f"One of {', '.join(LAUNCHERS)}.")
+    parser.add_argument("--launcher", type=str, default="local", help=f"One of {', '.join(LAUNCHERS)}.")
     flags = parser.add_class_arguments(LAUNCHERS[name], None)
     options = parser.parse_args([*args])
     require(options.retries >= 0, "retries", "at least 0", options.retries)
@@ -107,16 +108,16 @@ def _launcher_name(args: Sequence[str]) -> str:
     return "local"
 
 
-def _show(console: Console, cells: Sequence[Cell], arms: Mapping[str, Arm], folder: Path, launcher: Launcher) -> None:
+def _show(console: Console, jobs: Sequence[Job], arms: Mapping[str, Arm], folder: Path, launcher: Launcher) -> None:
+    cells = [job.cell for job in jobs]
     for cell in cells:
         for command in filter(None, (cell.fit, cell.test)):
             last = ["--ckpt_path", f"{folder / cell.folder}/version_0/checkpoints/last.ckpt"]
             console.print(f"rlvr {shlex.join([*command, *(last if command[0] == 'test' else [])])}", soft_wrap=True)
     spent: dict[str, list[float]] = {}
-    for cell in cells:
-        kept = read_json(folder / cell.folder / "cell.json")
-        if kept.get("status") == "finished":
-            spent.setdefault(cell.arm, []).append(kept["seconds"])
+    for job in jobs:
+        if job.finished:
+            spent.setdefault(job.cell.arm, []).append(job.seconds)
     table = Table(
         "arm", "runs", "done", "steps", "completions", "max tokens", "minutes a run", title=str(folder), box=SIMPLE
     )

@@ -10,28 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from filelock import FileLock
-from typing_extensions import override
 
-from lightning_rlvr.cli import RLVRCLI
+from lightning_rlvr.cli import RLVRCLI, expand_short_names, run_settings
 from lightning_rlvr.monitoring.files import flat_settings, read_json, replace_text
+from lightning_rlvr.sweep.runner import newest_run
 from lightning_rlvr.sweep.spec import Cell, SweepSpec
 
-
-class _ParsedOnly(RLVRCLI):
-    """The command line of a subcommand, without doing anything."""
-
-    @override
-    def _parse_ckpt_path(self) -> None: ...
-
-    @override
-    def before_instantiate_classes(self) -> None: ...
-
-    @override
-    def instantiate_classes(self) -> None: ...
-
-    @override
-    def _run_subcommand(self, subcommand: str) -> None: ...
+_SIZES = {"num_samples", "limit", "model.evaluation.num_samples", "data.test_problems"}
+"""What a test may change: it goes on with the samples that are there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +51,7 @@ def check(cells: Sequence[Cell]) -> dict[str, Arm]:
             with _quiet():
                 found[cell.arm] = _arm(RLVRCLI(cell.fit[1:], run=False))
                 if cell.test is not None and number == 0:  # what it adds is the same for all
-                    _ParsedOnly(cell.test)
+                    RLVRCLI(expand_short_names(cell.test)[1:], run=False)
         except (ValueError, TypeError, OSError, ImportError) as error:
             raise ValueError(f"arm {cell.arm!r}: {error}") from error
     return found
@@ -92,44 +80,67 @@ def _arm(cli: RLVRCLI) -> Arm:
         raise ValueError("`trainer.max_steps` must be given, so that all runs have the same length")
     rollouts = steps // module.loss_settings.updates_per_rollout
     completions = rollouts * prompts * module.rollout_settings.num_generations
-    settings = flat_settings(cli.run_settings())
     return Arm(
         steps=steps,
         completions=completions,
         max_tokens=completions * module.rollout_settings.max_completion_length,
-        settings={name: value for name, value in settings.items() if name != "data.data_seed"},
+        settings=_comparable(cli.run_settings()),
     )
 
 
-def write_plan(folder: Path, spec: SweepSpec, cells: Sequence[Cell], arms: Mapping[str, Arm]) -> None:
+def _comparable(settings: Mapping[str, Any]) -> dict[str, str | float]:
+    flat = flat_settings(settings, whole_paths=True)
+    return {name: value for name, value in flat.items() if name != "data.data_seed"}
+
+
+def check_runs(folder: Path, cells: Sequence[Cell], arms: Mapping[str, Arm]) -> None:
+    """Refuse cells whose runs were made with other settings, whether in the sweep or in a file that it names.
+
+    Raises:
+        ValueError: A run has another value of a setting, which the message names.
+    """
+    for cell in cells:
+        run = newest_run(folder / cell.folder)
+        if run is None or not (run / "config.yaml").is_file():
+            continue
+        former = _comparable(run_settings(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))))
+        now = arms[cell.arm].settings
+        for setting in [*former, *now]:
+            there, here = (settings.get(setting, "unset") for settings in (former, now))
+            if there != here:
+                raise ValueError(
+                    f"{str(run)!r} is a run of another sweep: `{setting}` is {there!r} there and {here!r} here; give "
+                    f"this sweep another `name`, or move that folder away"
+                )
+
+
+def write_plan(folder: Path, spec: SweepSpec, cells: Sequence[Cell]) -> None:
     """Keep what the sweep is in ``sweep.json``; cells of an earlier call that are not asked for now stay in it.
 
     Raises:
-        ValueError: The folder holds an arm of the same name with other settings, whether in the sweep or in a file
-            that it names.
+        ValueError: The file is damaged, or the cells were tested otherwise than by more or fewer samples.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "sweep.json"
     with FileLock(folder / ".lock"):
-        before = read_json(folder / "sweep.json")
-        known = before.get("arms", {})
-        for name, arm in arms.items():
-            _check_same(folder, name, known.get(name, arm.settings), arm.settings)
-        planned = {cell["folder"]: cell for cell in before.get("cells", [])}
+        before = read_json(file)
+        try:
+            planned = {cell["folder"]: cell for cell in before.get("cells", [])}
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"{str(file)!r} is damaged; remove it, the runs beside it are kept") from error
+        former = before.get("test", spec.test) or {}
+        for setting in sorted((former.keys() | (spec.test or {}).keys()) - _SIZES):
+            there, here = (settings.get(setting, "unset") for settings in (former, spec.test or {}))
+            if former and spec.test and there != here:
+                raise ValueError(
+                    f"{str(folder)!r} holds tests with `{setting}` {there!r}, got {here!r}; give this sweep another "
+                    f"`name`"
+                )
         planned |= {cell.folder: {**asdict(cell), "folder": cell.folder} for cell in cells}
         plan = {
             "name": spec.name,
-            "baseline": spec.baseline or cells[0].arm,
-            "arms": known | {name: arm.settings for name, arm in arms.items()},
+            "baseline": spec.baseline or before.get("baseline") or cells[0].arm,
+            "test": spec.test,
             "cells": [*planned.values()],
         }
-        replace_text(folder / "sweep.json", json.dumps(plan, indent=2) + "\n")
-
-
-def _check_same(folder: Path, name: str, former: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for setting in [*former, *now]:
-        there, here = (settings.get(setting, "unset") for settings in (former, now))
-        if there != here:
-            raise ValueError(
-                f"{str(folder)!r} holds the arm {name!r} of another sweep: `{setting}` is {there!r} there and "
-                f"{here!r} here; give this one another `name`, or move that folder away"
-            )
+        replace_text(file, json.dumps(plan, indent=2) + "\n")

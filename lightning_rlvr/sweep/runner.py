@@ -17,7 +17,7 @@ from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
@@ -128,9 +128,21 @@ class Job:
     @property
     def finished(self) -> bool:
         """Nothing is left to do: these very commands have been run."""
-        kept = read_json(self.path / "cell.json")
-        flags = self.cell.test_flags
+        kept, flags = self._record(), self.cell.test_flags
         return kept.get("status") == "finished" and kept.get("tested") == (flags if flags is None else list(flags))
+
+    @property
+    def seconds(self) -> float:
+        """Spent on it so far."""
+        seconds = self._record().get("seconds")
+        return float(seconds) if isinstance(seconds, (int, float)) else 0.0
+
+    def _record(self) -> dict[str, Any]:
+        """What was kept of earlier attempts; nothing of what a crash of the machine damaged."""
+        try:
+            return read_json(self.path / "cell.json")
+        except ValueError:
+            return {}
 
     def run(
         self,
@@ -178,7 +190,7 @@ class Job:
             return call(args, self.path / "log.txt", self.cwd, environment, stop)
 
         try:
-            spent = read_json(self.path / "cell.json").get("seconds", 0.0)
+            spent = self.seconds
             if self.finished:
                 return Outcome(cell=self.cell.folder, status="finished", seconds=spent)
             for attempts in range(1, self.retries + 2):  # noqa: B007  # `outcome` reads it
@@ -201,7 +213,9 @@ class Job:
                 return f"`rlvr fit` ended with {_reason(status, self.path / 'log.txt')}"
             run = newest_run(self.path)
             if run is None or not trained(run):
-                return "`rlvr fit` ended before its last step"
+                return (
+                    "`rlvr fit` was stopped before its last step, by a callback or a limit such as `trainer.max_time`"
+                )
         if self.cell.test is not None:
             last = run / "checkpoints" / "last.ckpt"
             if status := command([*self.cell.test, "--ckpt_path", self._seen(last)]):
@@ -224,21 +238,26 @@ def newest_run(cell: Path) -> Path | None:
 
 def trained(run: Path) -> bool:
     """The run has trained to its end; if it was killed right then, its ``progress.json`` says so afterwards."""
-    progress = read_json(run / PROGRESS_FILE)
+    try:
+        progress = read_json(run / PROGRESS_FILE)
+    except ValueError:  # damaged when the machine stopped
+        progress = {}
     if progress.get("finished"):
         return True
     checkpoint = run / "checkpoints" / "last.ckpt"
-    if not progress or not checkpoint.exists():
+    if not checkpoint.exists():
         return False
     import torch  # only where a run was killed
 
     try:
-        step = torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True)["global_step"]
+        saved = torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True)
+        step, last = int(saved["global_step"]), int(saved["max_steps"])
     except Exception:  # whatever the bytes lead to: `rlvr fit` then says what is wrong with it
         return False
-    if not 0 < progress["max_steps"] <= step:
+    if not 0 < last <= step:
         return False
-    replace_text(run / PROGRESS_FILE, json.dumps(progress | {"step": step, "finished": True}, indent=2) + "\n")
+    repaired = progress | {"step": step, "max_steps": last, "finished": True}
+    replace_text(run / PROGRESS_FILE, json.dumps(repaired, indent=2) + "\n")
     return True
 
 

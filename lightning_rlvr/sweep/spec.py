@@ -19,9 +19,10 @@ from lightning_rlvr.checks import require
 
 Setting = Any
 """A plain value of YAML: text, number, truth value, null, list or mapping."""
-_OWN = {"name": "name", "runs_dir": "--runs_dir", "data.data_seed": "seeds", "ckpt_path": "the sweep itself"}
+_OWN = {"name": "`name`", "runs_dir": "`--runs_dir`", "data.data_seed": "`seeds`", "ckpt_path": "the sweep itself"}
 """Settings that the sweep gives to every run, and what decides them."""
-_FOLDERS = {"report", "slurm"}
+_NAME = re.compile(r"\w[\w.=+-]{0,99}")
+_FOLDERS = {"report", "slurm", "sweep.json"}
 """Beside the arms, in the folder of the sweep."""
 
 
@@ -76,8 +77,9 @@ class SweepSpec:
     test: Mapping[str, Setting] | None = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(bool(re.fullmatch(r"[\w.+-]+", self.name)), "name", "letters, digits and `.+-_`", self.name)
-        require(bool(self.configs), "configs", "at least one configuration file", list(self.configs))
+        require(bool(_NAME.fullmatch(self.name)), "name", "letters, digits and `.+-_=`, at most 100", self.name)
+        fit = bool(self.configs) and all(isinstance(file, str) for file in self.configs)
+        require(fit, "configs", "a list of at least one configuration file", list(self.configs))
         require(bool(self.seeds), "seeds", "at least one whole number", list(self.seeds))
         whole = all(type(seed) is int and seed >= 0 for seed in self.seeds)
         require(whole, "seeds", "whole numbers, not negative", list(self.seeds))
@@ -122,6 +124,8 @@ def read_spec(path: str | Path) -> SweepSpec:
         content: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"no such sweep: {str(path)!r}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r} must be text in UTF-8 ({error})") from error
     except Exception as error:  # whatever the parser of YAML raises, OmegaConf's own included
         if isinstance(error, (OmegaConfBaseException, OSError)) or "yaml" in type(error).__module__:
             raise ValueError(f"{str(path)!r} cannot be read as YAML: {error}") from error
@@ -203,10 +207,10 @@ def _arms(spec: SweepSpec) -> Iterator[tuple[str, str, dict[str, Setting]]]:
         for values in itertools.product(*spec.grid.values()):
             chosen = dict(zip(spec.grid, values, strict=True))
             name = "-".join([*([arm] if arm else []), *(_label(key, value) for key, value in chosen.items())])
-            if not re.fullmatch(r"[\w.=+-]+", name):
+            if not _NAME.fullmatch(name):
                 raise ValueError(
-                    f"the name of a cell must be made of letters, digits and `.=+-_`, got {name!r}; give its settings "
-                    f"as one of `arms`, by name"
+                    f"the name of a cell must be made of at most 100 letters, digits and `.+-_=`, the first no sign, "
+                    f"got {name!r}; give its settings as one of `arms`, by name"
                 )
             yield name, arm, {**settings, **chosen}
 

@@ -143,3 +143,12 @@ def test_arms_whose_advantages_differ_in_size_are_named(rms, warned):
     assert ("effective learning rate" in text) == warned
     assert (f"`ot` {rms - 1:+.0%}" in text) == warned
     assert "`mcpo`" not in text
+
+
+@pytest.mark.parametrize(("missing", "count"), [("mcpo", 1), ("grpo", 0)])
+def test_nothing_is_said_of_advantages_that_were_not_logged(missing, count):
+    results = make_curves({("grpo", 0): 1.0, ("mcpo", 0): 1.0}, {"grpo": 1, "mcpo": 1})
+    results.steps.loc[results.steps["arm"] == missing, "advantage/rms"] = math.nan
+    text = training.section(results).text
+    assert len(text) == count
+    assert all("every arm that logged it" in sentence for sentence in text)

@@ -6,7 +6,17 @@ import pytest
 from scipy import stats
 
 from fabricated_results import make_results
-from lightning_rlvr.report.difficulty import BINS, bins, gain_by_bin, null_rates, part_rates, recurs, section
+from lightning_rlvr.report.difficulty import (
+    BINS,
+    arm_rates,
+    bins,
+    gain_by_bin,
+    null_pairs,
+    null_rates,
+    part_rates,
+    recurs,
+    section,
+)
 from lightning_rlvr.report.problems import pass_rates
 
 NAMES = ["seed", "set", "problem"]
@@ -62,19 +72,63 @@ def test_problem_that_recurs_is_one_cluster_of_its_bin():
     assert table[["low", "high"]].tolist() == pytest.approx(once[["low", "high"]].tolist())
 
 
-@pytest.mark.parametrize("seeds", [(2, 5), (2, 5, 9), (2, 5, 9, 11)])
-def test_null_of_recurring_problems_is_the_other_seed_of_a_pair(seeds):
-    samples = make_results((("grpo", 0.0),), seeds=seeds).samples
-    known, before, after = null_rates(samples)
-    first, second = part_rates(samples, 0, 0.5), part_rates(samples, 0.5, 1)
-    pairs = [(2, 5), (9, 11)][: len(seeds) // 2]
-    assert recurs(second)
-    for rates in (known, before, after):
-        assert sorted(set(rates.index.get_level_values("seed"))) == [one for one, _ in pairs]
-    for one, other in pairs:
-        assert known[one].equals(first[one])
-        assert before[one].equals(second[one])
-        assert after[one].equals(second[other])
+def test_arm_is_binned_by_the_other_seeds_of_the_baseline():
+    samples = make_results(seeds=(2, 5, 9)).samples
+    own, arm = (samples[samples["arm"] == name] for name in ("grpo", "mcpo"))
+    rates, of_arm = pass_rates(own), pass_rates(arm)
+    known, before, after = arm_rates(own, own[own["seed"] != 9], arm[arm["seed"] != 9])  # an arm that lacks a seed
+    for seed, others in ((2, (5, 9)), (5, (2, 9))):
+        pd.testing.assert_series_equal(known[seed], (rates[others[0]] + rates[others[1]]) / 2)
+        assert before[seed].equals(rates[seed])
+        assert after[seed].equals(of_arm[seed])
+
+
+@pytest.mark.parametrize(
+    ("seeds", "pairs"), [((2, 5, 9), {2: (5, [9])}), ((2, 5, 9, 11), {2: (5, [9, 11]), 9: (11, [2, 5])})]
+)
+def test_null_of_recurring_problems_is_a_pair_binned_by_the_seeds_outside_it(seeds, pairs):
+    own = make_results((("grpo", 0.0),), seeds=seeds).samples
+    rates, (known, before, after) = pass_rates(own), null_rates(own)
+    for part in (known, before, after):
+        assert sorted(set(part.index.get_level_values("seed"))) == list(pairs)
+    for one, (other, outside) in pairs.items():
+        pd.testing.assert_series_equal(known[one], sum(rates[seed] for seed in outside) / len(outside))
+        assert before[one].equals(rates[one])
+        assert after[one].equals(rates[other])
+
+
+def test_the_baseline_trained_again_gains_nothing_in_any_bin():
+    # Binned by the first half of its own samples, never gains 6.7 and always loses 6.4 points here.
+    both = (("grpo", 0.0), ("again", 0.0))
+    results = make_results(both, seeds=range(4), problems=400, samples=16, retraining=0.15)
+    found = section(results)
+    for arm in ("again", "null"):
+        gain = rows(found, arm)
+        assert gain.loc[gain["problems"] > 30, "gain"].abs().max() < 3.5
+    less = rows(found, "again")["gain"] - rows(found, "null")["gain"]
+    assert rows(found, "again")["less null"].tolist() == pytest.approx(less.tolist(), nan_ok=True)
+    assert "trained again is expected to gain about nothing" in found.text[0]
+
+
+def test_training_reverts_where_problems_do_not_recur_and_the_text_says_so():
+    both = (("grpo", 0.0), ("again", 0.0))
+    settings = {"seeds": range(4), "problems": 400, "samples": 16, "retraining": 0.15}
+    found = section(make_results(both, same_problems=False, **settings))
+    again = rows(found, "again")
+    assert again.loc["never", "low"] > 0 > again.loc["always", "high"]
+    assert "not that of training" in found.text[0]
+    assert any("training the baseline again would show too" in caveat for caveat in found.caveats)
+    assert "less null" not in found.tables[0].frame
+
+
+@pytest.mark.parametrize(
+    ("seeds", "same_problems", "reason"),
+    [((0,), True, "there is one seed"), ((0, 1), False, "do not recur"), ((0, 1), True, "no other to bin with")],
+)
+def test_null_of_quarters_says_why(seeds, same_problems, reason):
+    results = make_results(seeds=seeds, same_problems=same_problems)
+    assert not null_pairs(results.samples[results.samples["arm"] == "grpo"])
+    assert reason in section(results).text[1]
 
 
 def test_null_is_as_uncertain_as_an_arm_that_is_the_baseline_trained_again():
@@ -130,8 +184,9 @@ def test_bins_are_of_the_first_half_and_gains_of_the_second():
 
 
 @pytest.mark.filterwarnings("error")
-def test_too_few_samples_are_said_and_no_failure():
-    found = section(make_results(samples=3))
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_too_few_samples_are_said_and_no_failure(seeds):
+    found = section(make_results(samples=3, seeds=seeds))
     assert not found.tables
     assert "problems with 3" in found.text[0]
 

@@ -3,9 +3,11 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pandas as pd
 import pytest
+from markdown_it import MarkdownIt
 from PIL import Image
 
 from lightning_rlvr.report import page
@@ -103,14 +105,23 @@ def test_the_page_is_made_for_narrow_screens_and_print(written):
 
 def test_markdown_has_tables_plots_and_caveats(written):
     lines = (written / "report.md").read_text().splitlines()
-    assert lines[0] == "# Report: a<b"
+    assert lines[0] == r"# Report: a\<b"
     assert "![plot_paired](plots/plot_paired.png)" in lines
     assert "- Nothing is known of n < 3." in lines
     start = lines.index(next(line for line in lines if line.startswith("| arm")))
     assert [re.sub(" +", " ", line) for line in lines[start : start + 4]] == [
-        "| arm | gain | n |", lines[start + 1], "| ot_z & <b> | +0.13 | 5 |", r"| a\|b | - | 5 |",
+        "| arm | gain | n |", lines[start + 1], r"| ot_z & \<b> | +0.13 | 5 |", r"| a\|b | - | 5 |",
     ]  # fmt: skip
     assert re.fullmatch(r"\|:-+\|-+:\|-+:\|", lines[start + 1])
+
+
+def test_markdown_renders_names_as_they_are(tmp_path):
+    name = r"a`b` <i>*c*</i> |d\e"
+    table = Table(name="t", caption="", frame=pd.DataFrame({"arm": [name], name: [1]}))
+    page.write(name, [Section(title="T", tables=(table,))], tmp_path)
+    elements = Elements(MarkdownIt("commonmark").enable("table").render((tmp_path / "report.md").read_text()))
+    assert [word for word in elements.words if "d" in word] == [name] * 3
+    assert not {"i", "em", "code"} & {tag for tag, _ in elements.found}
 
 
 def test_csv_has_whole_numbers(written):
@@ -123,7 +134,8 @@ def test_latex_is_booktabs_and_escaped(written):
     text = (written / "table.tex").read_text()
     assert text.count(r"\toprule") == 1, "only the tables that papers print"
     assert r"\caption{Gains of \texttt{ot\_z} in \%, p $<$ 0.05.}" in text
-    assert r"ot\_z \& <b> & +0.13 & 5 \\" in text.replace(r"\textless{}", "<").replace(r"\textgreater{}", ">")
+    assert r"ot\_z \& $<$b$>$ & +0.13 & 5 \\" in text
+    assert "a$|$b" in text
 
 
 def test_the_same_sections_make_the_same_files(written, tmp_path):
@@ -160,7 +172,33 @@ def test_a_new_report_replaces_its_folders_and_keeps_other_files(tmp_path):
     assert files == ["notes.txt", "report.html", "tables/latter.csv"]
 
 
-def test_a_folder_with_something_else_is_refused(tmp_path):
+@pytest.mark.parametrize("folder", [".", "thesis.tex"])
+def test_something_else_is_refused(tmp_path, folder):
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(ValueError, match="`--out` must be a new folder"), page.replacing(tmp_path):
+    with pytest.raises(ValueError, match="`--out` must be a new folder"), page.replacing(tmp_path / folder):
         pass
+
+
+def test_what_a_killed_report_left_is_removed(tmp_path):
+    (tmp_path / ".unfinished-x" / "plots").mkdir(parents=True)
+    (tmp_path / ".unfinished-lock").write_text("")
+    with page.replacing(tmp_path) as new:
+        (new / "report.html").write_text("")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_report_killed_while_it_took_its_place_is_known_as_one(tmp_path, monkeypatch):
+    moved = []
+    monkeypatch.setattr(Path, "replace", lambda path, _: moved.append(path.name))
+    with page.replacing(tmp_path) as new:
+        for name in ("plots", "report.html"):
+            (new / name).mkdir()
+    assert moved == ["report.html", "plots"]
+
+
+def test_two_reports_at_once_do_not_collide(tmp_path):
+    with page.replacing(tmp_path) as new:
+        with pytest.raises(ValueError, match="another process is writing a report into"), page.replacing(tmp_path):
+            pass
+        (new / "report.html").write_text("first")
+    assert (tmp_path / "report.html").read_text() == "first"

@@ -57,11 +57,17 @@ def test_section_shows_every_arm_and_agrees_with_its_parts():
     paired, runs, problems = (table(found, name) for name in ("paired", "by_seed", "problem_bootstrap"))
     assert paired["arm"].tolist() == ["mcpo", "tace"]
     assert (paired["mean"] - paired["baseline"]).tolist() == pytest.approx(paired["difference"].tolist())
-    assert runs["mcpo - grpo"].mean() == pytest.approx(paired["difference"][0])
+    gains = table(found, "differences_by_seed").set_index("arm")
+    assert list(runs) == ["arm", "0", "1", "2", "3", "4"]
+    assert runs["arm"].tolist() == ["grpo", "mcpo", "tace"]
+    by_arm = runs.set_index("arm")
+    assert gains.loc["mcpo"].tolist() == pytest.approx((by_arm.loc["mcpo"] - by_arm.loc["grpo"]).tolist())
+    assert gains.mean(axis=1).tolist() == pytest.approx(paired["difference"].tolist())
     together = problems[problems["seed"] == "mean of seeds"]
     assert together["difference"].tolist() == pytest.approx(paired["difference"].tolist())
     assert (problems["problems"] == 80).all()
-    assert [item.name for item in found.tables] == ["paired", "by_set", "by_seed", "problem_bootstrap"]
+    names = ["paired", "by_set", "by_seed", "differences_by_seed", "problem_bootstrap"]
+    assert [item.name for item in found.tables] == names
     macro = table(found, "by_set").query("set == 'macro'")
     shared = ["difference", "low", "high"]
     assert macro[shared].to_numpy() == pytest.approx(paired[shared].to_numpy())
@@ -71,7 +77,7 @@ def test_section_shows_every_arm_and_agrees_with_its_parts():
     (axes,) = found.plots[0].figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["mcpo", "tace"]
     circles = next(line for line in axes.lines if line.get_marker() == "o")
-    assert sorted(circles.get_xdata()) == pytest.approx(sorted(runs["mcpo - grpo"]))
+    assert sorted(circles.get_xdata()) == pytest.approx(sorted(gains.loc["mcpo"]))
 
 
 @pytest.mark.filterwarnings("error")

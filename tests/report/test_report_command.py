@@ -14,9 +14,10 @@ from fabricated_results import make_results
 from lightning_rlvr.report import hparams, overview
 from lightning_rlvr.report.command import report_command
 from lightning_rlvr.report.paired import points
+from lightning_rlvr.report.results import SweepResults
 from lightning_rlvr.report.section import Section
 from lightning_rlvr.report.statistics import compare
-from report_folders import write_json
+from report_folders import make_curve, write_json
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,32 @@ def test_tensorboard_gets_a_row_for_each_run(tmp_path):
         1,
         "mcpo",
     )
+
+
+def test_columns_of_tensorboard_have_one_type_each(tmp_path):
+    settings = {"grpo": {"beta": 0.1, "lo": 1}, "mcpo": {"beta": "auto"}}
+    hparams.write(SweepResults(**vars(make_results(seeds=(0,))) | {"settings": settings}), tmp_path)
+    found = {}
+    for arm in settings:
+        events = EventAccumulator(str(tmp_path / f"{arm}-seed0"))
+        events.Reload()
+        data = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        values = HParamsPluginData.FromString(data).session_start_info.hparams
+        found[arm] = {name: value.WhichOneof("kind") for name, value in values.items() if name in ("beta", "lo")}
+    assert found == {"grpo": {"beta": "string_value", "lo": "number_value"}, "mcpo": {"beta": "string_value"}}
+
+
+def test_a_bad_folder_is_refused_before_the_work(sweep, monkeypatch):
+    monkeypatch.setattr(overview, "summary", None)
+    with pytest.raises(ValueError, match="`--out` must be a new folder or that of a former report"):
+        report_command([str(sweep), "--out", str(sweep)])
+
+
+def test_resumed_runs_make_tensorboard_say_nothing(sweep, caplog):
+    make_curve(sweep / "grpo" / "seed_0" / "version_0", 20, first=11, purge=11)
+    with pytest.raises(ValueError, match="--out"):  # after all was read
+        report_command([str(sweep), "--out", str(sweep)])
+    assert "out of order" not in caplog.text
 
 
 def test_a_failed_report_leaves_the_former_one(sweep):

@@ -64,6 +64,7 @@ def test_difference_is_paired_by_seed(seeds):
     drawn = difference.figure.axes[0].lines[1].get_ydata()
     assert np.asarray(drawn).tolist() == pytest.approx(gains.mean().tolist())
     assert "pass@8 from 8 samples" in found.caveats[0]
+    assert any("below 0 or above 100%" in caveat for caveat in found.caveats)
     assert "compatible with" in found.text[0]
     assert "ceiling" in found.text[0]
 

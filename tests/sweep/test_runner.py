@@ -120,16 +120,31 @@ class StopsEarly(UniformCredit):
 def test_a_run_that_ends_before_its_last_step_is_not_finished(tmp_path):
     [job] = jobs(tmp_path, arms={"grpo": {"credit": f"{__name__}.StopsEarly"}}, seeds=(0,))
     outcome = replace(job, retries=0).run(call=in_process)
-    assert (outcome.status, outcome.message) == ("failed", "`rlvr fit` ended before its last step")
+    assert outcome.status == "failed"
+    assert outcome.message.startswith("`rlvr fit` was stopped before its last step")
 
 
-def test_a_damaged_record_is_a_failure_of_its_cell_alone(tmp_path):
+@pytest.mark.parametrize("damage", ["", "[]", '{"status": "finished"}', '{"seconds": null}'])
+def test_a_damaged_record_costs_nothing_but_itself(tmp_path, damage):
+    [job] = jobs(tmp_path, arms={"grpo": {}}, seeds=(0,), test=None)
+    job.path.mkdir(parents=True)
+    (job.path / "cell.json").write_text(damage)
+    if "finished" not in damage:
+        assert not job.finished
+    assert job.seconds == 0
+    (job.path / "cell.json").write_text("{")
+    (job.path / "version_0").mkdir()
+    (job.path / "version_0" / "progress.json").write_text("")
+    assert not trained(job.path / "version_0")
+
+
+def test_what_fails_in_a_cell_stops_no_other(tmp_path):
     [bad, good] = jobs(tmp_path, seeds=(0,), test=None)
-    bad.path.mkdir(parents=True)
-    (bad.path / "cell.json").write_text("{")
+    bad.path.parent.mkdir(parents=True)
+    bad.path.write_text("in the way")
     outcomes = list(InlineLauncher().run([bad, good]))
     assert [outcome.status for outcome in outcomes] == ["failed", "finished"]
-    assert "cell.json' cannot be read as JSON" in outcomes[0].message
+    assert outcomes[0].message.startswith("FileExistsError")
 
 
 def test_a_cell_that_another_sweep_runs_is_left_to_it(tmp_path):

@@ -79,7 +79,7 @@ def test_a_sweep_runs_once_and_grows(write, capsys):
     assert "8 runs, 2 to do" in shown
     assert "run-hours" in shown
     plan = json.loads(Path("runs/small/sweep.json").read_text())
-    assert (plan["baseline"], list(plan["arms"])) == ("grpo", ["grpo", "mcpo"])
+    assert plan["baseline"] == "grpo"
     assert {cell["seed"] for cell in plan["cells"]} == {0, 1, 2}
     assert [cell["folder"] for cell in plan["cells"]][::3] == ["grpo/seed_0", "mcpo/seed_1"]
 
@@ -87,8 +87,10 @@ def test_a_sweep_runs_once_and_grows(write, capsys):
 def test_a_cell_with_another_command_is_refused(write, capsys):
     main(["sweep", write(test=None, seeds=(0,)), "--launcher=inline"])
     sentence = error(capsys, "sweep", write(test=None, max_steps=5), "--launcher=inline")
-    assert "'runs/small' holds the arm 'grpo' of another sweep: `max_steps` is 3 there and 5 here" in sentence
-    assert "give this one another `name`" in sentence
+    assert "grpo/seed_0/version_0' is a run of another sweep: `max_steps` is 3 there and 5 here" in sentence
+    assert "give this sweep another `name`" in sentence
+    Path("runs/small/sweep.json").unlink()
+    assert error(capsys, "sweep", "small.yaml", "--dry-run") == sentence
 
 
 def test_a_changed_file_is_another_command(write, capsys):
@@ -97,7 +99,7 @@ def test_a_changed_file_is_another_command(write, capsys):
     main(["sweep", write(arms=arms, test=None, seeds=(0,)), "--launcher=inline"])
     Path("credit.yaml").write_text("{class_path: lightning_rlvr.credit.margin.MarginCredit, init_args: {lo: 0.1}}")
     sentence = error(capsys, "sweep", "small.yaml", "--launcher=inline")
-    assert "the arm 'mcpo' of another sweep: `credit.lo` is 0.2 there and 0.1 here" in sentence
+    assert "is a run of another sweep: `credit.lo` is 0.2 there and 0.1 here" in sentence
 
 
 def test_a_failed_cell_gives_the_exit_status(write, capsys):
@@ -121,6 +123,7 @@ def test_a_failed_cell_gives_the_exit_status(write, capsys):
         ({"arms": {"a": {"credit": "margn"}}}, "arm 'a': unknown credit assigner 'margn'; choices: entropy, "),
         ({"arms": {"a": {"credit": "margin", "credit.hi": 0.1}}}, "arm 'a': "),
         ({"test": {"num_sample": 4}}, "arm 'grpo': unknown setting `num_sample`; did you mean num_samples"),
+        ({"test": {"num_samples": 0}}, "arm 'grpo': `evaluation.num_samples` must be >= 1, got 0"),
         ({"max_steps": -1}, "arm 'grpo': `trainer.max_steps` must be given"),
     ],
 )
@@ -152,6 +155,16 @@ def test_cells_of_another_sweep_are_waited_for(write, capsys, monkeypatch):
     shown = output(capsys, "sweep", name, "--launcher=inline")
     assert shown.count("waiting for cells that another sweep runs: mcpo/seed_0") == 1
     assert "2 of 2 cells are finished" in shown
+
+
+def test_the_baseline_stays_and_other_tests_need_another_name(write, capsys):
+    main(["sweep", write(test={"num_samples": 1}, seeds=(0,)), "--launcher=inline"])
+    more = write(test={"num_samples": 2}, seeds=(0,), arms={"other": {"credit": "entropy"}})
+    main(["sweep", more, "--launcher=inline"])
+    assert json.loads(Path("runs/small/sweep.json").read_text())["baseline"] == "grpo"
+    hotter = write(test={"num_samples": 2, "model.evaluation.temperature": 0.5}, seeds=(0,))
+    sentence = error(capsys, "sweep", hotter, "--launcher=inline")
+    assert "holds tests with `model.evaluation.temperature` 'unset', got 0.5" in sentence
 
 
 @pytest.mark.slow

@@ -2,13 +2,23 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import yaml
 
 from lightning_rlvr.report.loading import load
 from lightning_rlvr.report.results import accuracy
-from report_folders import change, make_curve, make_evaluation, make_run, make_samples, make_sweep, write_json
+from report_folders import (
+    ENVIRONMENT,
+    change,
+    make_curve,
+    make_evaluation,
+    make_run,
+    make_samples,
+    make_sweep,
+    write_json,
+)
 
 
 def version(sweep, arm="mcpo", seed=0, number=0):
@@ -108,6 +118,15 @@ def test_sweep_file_names_baseline_and_order(sweep):
     assert (results.name, results.arms, results.seeds) == ("credit", ("mcpo", "grpo"), (0, 1))
 
 
+def test_conditions_of_the_evaluation_are_the_baselines(sweep):
+    assert load(sweep).conditions == {"step": 20, "temperature": 1.0}
+    for arm in ("grpo", "mcpo"):
+        for seed in range(3):
+            used = {"sample_seed": seed, "temperature": 0.6}
+            make_evaluation(version(sweep, arm, seed), make_samples(arm, seed), 20, name="aime", **used)
+    assert load(sweep).conditions == {"step": 20, "temperature": "0.6 (aime), 1.0 (sums)"}
+
+
 def test_the_evaluation_of_the_last_step_counts(sweep):
     for arm in ("grpo", "mcpo"):
         for seed in range(3):
@@ -123,6 +142,14 @@ def test_the_newest_finished_version_counts(sweep):
     results = load(sweep)
     assert results.notes == ("`mcpo/seed_0` ran to its end more than once; version_10 counts.",)
     assert accuracy(results.samples).loc[0, "mcpo"] == make_samples("grpo", 0)["reward"].mean()
+
+
+def test_the_newest_unfinished_version_is_named_and_copies_are_no_versions(sweep):
+    change(version(sweep) / "progress.json", finished=False)
+    for number in (9, 10):
+        make_run(sweep, "mcpo", 0, version=number, steps=number, finished=False)
+    shutil.copytree(version(sweep, "grpo"), version(sweep).parent / "version_11.bak")
+    assert load(sweep).notes == ("`mcpo/seed_0` is left out: unfinished, at step 10 of 20.",)
 
 
 # --- what is left out, and said ---
@@ -147,6 +174,23 @@ def test_an_arm_without_a_finished_run_is_dropped(sweep):
     results = load(sweep)
     assert results.arms == ("grpo", "mcpo")
     assert "The arm `inverted` is left out: it has no finished run." in results.notes
+    assert "p is adjusted for the arms present only, not for those left out." in results.notes
+
+
+def test_runs_whose_seed_the_baseline_lacks_are_named(sweep):
+    shutil.rmtree(sweep / "grpo" / "seed_1")
+    assert load(sweep).notes == ("Part of no difference, for `grpo` has no run of this seed: `mcpo/seed_1`.",)
+
+
+def test_runs_without_a_curve_are_named(tmp_path):
+    make_run(tmp_path, "grpo", 0)
+    path = make_run(tmp_path, "grpo", 1)
+    make_run(tmp_path, "mcpo", 0, **{"reward/mean": math.nan})
+    for file in path.glob("events*"):
+        file.unlink()
+    [note] = load(tmp_path).notes
+    assert note.startswith("No training reward")
+    assert note.endswith("`grpo/seed_1`, `mcpo/seed_0`.")
 
 
 def test_a_baseline_without_a_finished_run_is_an_error(sweep):
@@ -172,7 +216,8 @@ def test_a_run_without_evaluation_is_left_out(sweep):
 def test_code_that_differs_is_said(sweep):
     change(version(sweep) / "environment.json", git_commit="fedcba9876543210", git_dirty=True)
     write_json(
-        version(sweep) / "environment.test.json", {"git_commit": None, "git_dirty": None, "packages": {"torch": "3"}}
+        version(sweep) / "environment.test.json",
+        ENVIRONMENT | {"git_commit": None, "git_dirty": None, "packages": {"torch": "3"}},
     )
     assert load(sweep).notes == (
         "Runs were made with different commits: 01234567, None, fedcba98.",
@@ -193,11 +238,22 @@ def test_arms_of_different_length_are_said(tmp_path):
     assert load(tmp_path).notes == ("Arms differ in length, in optimizer steps: `grpo` 20, `mcpo` 12.",)
 
 
-def test_missing_rollouts_are_said(sweep):
-    (version(sweep) / "rollouts.jsonl").unlink()
+@pytest.mark.parametrize("arm", ["grpo", "mcpo"])
+@pytest.mark.parametrize("count", [0, 2])
+def test_runs_that_lack_recorded_rollouts_are_named(sweep, arm, count):
+    file = version(sweep, arm) / "rollouts.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:count]))
     [note] = load(sweep).notes
     assert note.startswith("Order of the problems and sampling seeds in training could not be checked")
-    assert note.endswith("`mcpo/seed_0`.")
+    assert note.endswith(f": `{arm}/seed_0` ({count} of 20).")
+
+
+def test_without_the_baselines_record_other_arms_are_still_compared(sweep):
+    make_run(sweep, "inverted", 1)
+    (version(sweep, "grpo", 1) / "rollouts.jsonl").unlink()
+    file = version(sweep, seed=1) / "rollouts.jsonl"
+    file.write_text(file.read_text().replace('"seeds": [5, 1]', '"seeds": [99, 1]'))
+    refused(sweep, "inverted/seed_1 and mcpo/seed_1 cannot be compared: rollout batch 5 drew the same problems")
 
 
 # --- what is refused ---
@@ -308,7 +364,13 @@ def test_arms_are_restricted_to_those_named_and_the_family_of_tests_with_them(sw
 
 
 @pytest.mark.parametrize(
-    ("path", "what"), [("nothing", "no such folder"), (".", "neither"), ("runs/grpo/seed_0", "a single run")]
+    ("path", "what"),
+    [
+        ("nothing", "no such folder"),
+        (".", "neither"),
+        ("runs/grpo/seed_0", "a single run"),
+        ("runs/grpo", "a single arm, of '.*/runs'"),
+    ],
 )
 def test_what_is_no_sweep_is_refused(sweep, path, what):
     folder = sweep.parent / path
@@ -321,6 +383,51 @@ def test_a_damaged_file_is_named(sweep):
     refused(sweep, "problems.json' cannot be read as JSON")
 
 
-def test_a_run_that_lacks_its_problems_is_refused(sweep):
-    (version(sweep) / "problems.json").unlink()
-    refused(sweep, "mcpo.*has data_seed None, not 0")
+def test_two_folders_of_one_seed_are_refused(sweep):
+    shutil.copytree(sweep / "mcpo" / "seed_1", sweep / "mcpo" / "seed_01")
+    refused(sweep, "seed_01' and '.*seed_1' are of one arm and seed; move one away")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("problems.json", None, "problems.json' is missing"),
+        ("problems.json", '{"data_seed": 0}', "problems.json' lacks 'data_hash'"),
+        ("environment.json", None, "environment.json' is missing"),
+        ("environment.json", "{}", "environment.json' lacks 'git_commit'"),
+        ("progress.json", '{"finished": true}', "progress.json' lacks 'step'"),
+        ("rollouts.jsonl", '{"step": 1}', "line 1 of .*rollouts.jsonl' lacks 'problems'"),
+        ("config.yaml", "a: [1", "config.yaml' cannot be read as YAML"),
+        ("eval/sums/settings.json", "{}", "settings.json' lacks 'name'"),
+        ("eval/sums/per_problem.parquet", "torn", r"per_problem.parquet' cannot be read as Parquet \("),
+        ("../../../sweep.json", "{}", "sweep.json' lacks 'cells'"),
+        ("../../../sweep.json", '{"cells": [{"arm": "grpo"}]}', "sweep.json' lacks 'seed'"),
+    ],
+)
+def test_damaged_files_and_the_missing_key_are_named(sweep, name, text, what):
+    file = version(sweep) / name
+    file.unlink(missing_ok=True)
+    if text is not None:
+        file.write_text(text)
+    refused(sweep, what)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "what"),
+    [
+        ("tokens", 0, "must have tokens at least 1, got 0"),
+        ("tokens", math.nan, "must have tokens at least 1, got nan"),
+        ("status", "CORRECT", "must have status one of correct, .*, got CORRECT"),
+        ("status", None, "must have status one of correct, .*, got (None|nan)"),
+    ],
+)
+def test_samples_that_cannot_be_are_refused(sweep, column, value, what):
+    frame = make_samples("mcpo", 0).astype({column: object if column == "status" else float})
+    frame[column] = [value if row == 3 else old for row, old in enumerate(frame[column])]
+    make_evaluation(version(sweep), frame, 20)
+    refused(sweep, f"row 3 of '.*mcpo.seed_0.*per_problem.parquet' {what}")
+
+
+def test_a_missing_column_is_named_in_one_line(sweep):
+    make_evaluation(version(sweep), make_samples("mcpo", 0).drop(columns="seed"), 20)
+    refused(sweep, "per_problem.parquet' lacks 'seed'$")
