@@ -188,7 +188,9 @@ def environment() -> dict[str, Any]:
         "command": sys.argv,
         "packages": {name: _version(name) for name in _PACKAGES},
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": None if (changes := _git("status", "--porcelain")) is None else bool(changes),
+        "git_dirty": None
+        if (changes := _git("status", "--porcelain", "--untracked-files=no")) is None
+        else bool(changes),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
     }

@@ -119,7 +119,15 @@ def _show(console: Console, jobs: Sequence[Job], arms: Mapping[str, Arm], folder
         if job.finished:
             spent.setdefault(job.cell.arm, []).append(job.seconds)
     table = Table(
-        "arm", "runs", "done", "steps", "completions", "max tokens", "minutes a run", title=str(folder), box=SIMPLE
+        "arm",
+        "runs",
+        "done",
+        "steps a run",
+        "completions",
+        "max tokens",
+        "minutes a run",
+        title=str(folder),
+        box=SIMPLE,
     )
     for name, arm in arms.items():
         runs, known = sum(cell.arm == name for cell in cells), spent.get(name, [])

@@ -50,10 +50,15 @@ def check(cells: Sequence[Cell]) -> dict[str, Arm]:
         try:
             with _quiet():
                 found[cell.arm] = _arm(RLVRCLI(cell.fit[1:], run=False))
-                if cell.test is not None and number == 0:  # what it adds is the same for all
-                    RLVRCLI(expand_short_names(cell.test)[1:], run=False)
         except (ValueError, TypeError, OSError, ImportError) as error:
             raise ValueError(f"arm {cell.arm!r}: {error}") from error
+        if cell.test is None or number:  # what a test adds is the same for all arms
+            continue
+        try:
+            with _quiet():
+                RLVRCLI(expand_short_names(cell.test)[1:], run=False)
+        except (ValueError, TypeError, OSError, ImportError) as error:
+            raise ValueError(f"`test`: {error}") from error
     return found
 
 

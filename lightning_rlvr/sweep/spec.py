@@ -159,7 +159,7 @@ def _located(value: Setting, parent: Path) -> Setting:
         return value
     path = Path(os.path.normpath(parent / value))
     if not path.is_file():
-        raise ValueError(f"no such configuration file: {str(path)!r}")
+        raise ValueError(f"no such configuration file: {str(path)!r} ({value!r}, as seen from the sweep's file)")
     here = Path.cwd()
     return str(path.resolve().relative_to(here)) if path.resolve().is_relative_to(here) else str(path)
 

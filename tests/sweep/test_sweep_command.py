@@ -122,8 +122,8 @@ def test_a_failed_cell_gives_the_exit_status(write, capsys):
         ),
         ({"arms": {"a": {"credit": "margn"}}}, "arm 'a': unknown credit assigner 'margn'; choices: entropy, "),
         ({"arms": {"a": {"credit": "margin", "credit.hi": 0.1}}}, "arm 'a': "),
-        ({"test": {"num_sample": 4}}, "arm 'grpo': unknown setting `num_sample`; did you mean num_samples"),
-        ({"test": {"num_samples": 0}}, "arm 'grpo': `evaluation.num_samples` must be >= 1, got 0"),
+        ({"test": {"num_sample": 4}}, "`test`: unknown setting `num_sample`; did you mean num_samples"),
+        ({"test": {"num_samples": 0}}, "`test`: `evaluation.num_samples` must be >= 1, got 0"),
         ({"max_steps": -1}, "arm 'grpo': `trainer.max_steps` must be given"),
     ],
 )
