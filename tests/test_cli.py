@@ -153,7 +153,12 @@ def test_every_group_file_works_inside_an_experiment(file):
     if "class_path" in given:
         used = plugins(cli)[given["class_path"].rpartition(".")[2]]
         for name, value in given.get("init_args", {}).items():
+            if name in ("assigners", "calibrators"):
+                registry = CREDIT_ASSIGNERS if name == "assigners" else CALIBRATORS
+                assert [type(member) for member in used.members] == [registry[short] for short in value]
+                continue
             found = getattr(used, name)
+            value = tuple(value) if isinstance(value, list) else value
             assert name == "ablation" or found == value or type(found) is CREDIT_ASSIGNERS[value]
 
 

@@ -15,6 +15,8 @@ from lightning_rlvr.__main__ import main
 from lightning_rlvr.cli import expand_short_names
 from lightning_rlvr.policy import loading
 from lightning_rlvr.policy.tiny import tiny_folder
+from lightning_rlvr.sweep.command import _parsed as parsed_sweep
+from lightning_rlvr.sweep.spec import expand, read_spec
 from runs import scalars
 
 ROOT = Path(__file__).parents[1]
@@ -27,16 +29,26 @@ COMMANDS = [
     for line in block.replace("\\\n", "").splitlines()
     if line.startswith("rlvr ")
 ]
-VERIFY = [command for command in COMMANDS if command[1] == "verify"]
+VERIFY, SWEEP, REPORT = ([c for c in COMMANDS if c[1] == name] for name in ("verify", "sweep", "report"))
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in VERIFY], ids=" ".join)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in VERIFY + SWEEP + REPORT], ids=" ".join)
 def test_every_command_line_parses(command, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     (tmp_path / "surprise.py").write_text(next(block for kind, block in BLOCKS if "SurpriseCredit" in block and kind))
     monkeypatch.syspath_prepend(tmp_path)
     arguments = [argument for argument in command[1:] if not argument.endswith(".ckpt") and argument != "--ckpt_path"]
     parse(*expand_short_names(arguments)[1:])
+
+
+def test_sweeps_and_reports_are_of_sweeps_that_exist(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for command in SWEEP:
+        options, _ = parsed_sweep(command[2:])
+        assert expand(read_spec(options.spec))
+    for command in REPORT:
+        assert Path("sweeps", f"{Path(command[2]).name}.yaml").is_file()
+    assert (len(SWEEP), len(REPORT)) == (3, 1)
 
 
 def test_the_verifier_of_the_guide_judges(monkeypatch, tmp_path, capsys):
