@@ -78,8 +78,8 @@ def test_final_reward_is_the_mean_of_the_last_tenth_and_accuracy_that_of_the_las
 def test_run_folder_holds_config_environment_problems_samples_and_checkpoint(run):
     names = {path.name for path in run.iterdir() if not path.name.startswith("events")}
     assert names == {
-        "config.yaml", "environment.json", "problems.json", "progress.json", "rollouts.jsonl", "samples", "checkpoints",
-        "adapter",
+        "config.yaml", "environment.json", "problems.json", "progress.json", "rollouts.jsonl", "samples",
+        "checkpoints", "adapter",
     }  # fmt: skip
     assert len(json.loads((run / "environment.json").read_text())["data_hash"]) == 64
 

@@ -70,16 +70,17 @@ def test_every_benchmark_of_a_suite_loads_from_its_own_columns(tmp_path, suite):
 
 
 def test_every_suite_is_tested():
-    assert {path.stem for path in (CONFIGS / "suite").iterdir()} == SUITES.keys() | {"tiny_sums"}
+    assert {path.stem for path in (CONFIGS / "suite").iterdir()} == SUITES.keys() | {"sums", "tiny_sums"}
 
 
-def test_the_generated_suite_is_the_same_for_all_data_seeds():
+@pytest.mark.parametrize(("suite", "different"), [("tiny_sums", 200), ("sums", 95)])
+def test_a_generated_suite_is_the_same_for_all_data_seeds(suite, different):
     loaded = []
     for seed in (0, 1):
-        cli = parse("--data.test", CONFIGS / "suite" / "tiny_sums.yaml", f"--data.data_seed={seed}")
+        cli = parse("--data.test", CONFIGS / "suite" / f"{suite}.yaml", f"--data.data_seed={seed}")
         loaded.append([problem.problem for problem in cli.datamodule.test_sources[0].load("test", 0)])
     assert loaded[0] == loaded[1]
-    assert len({*loaded[0]}) == 200
+    assert len({*loaded[0]}) == different
 
 
 def test_tolerances_reach_the_verifier(tmp_path):
