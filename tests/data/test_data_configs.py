@@ -73,11 +73,14 @@ def test_every_suite_is_tested():
     assert {path.stem for path in (CONFIGS / "suite").iterdir()} == SUITES.keys() | {"sums", "tiny_sums"}
 
 
-@pytest.mark.parametrize(("suite", "different"), [("tiny_sums", 200), ("sums", 95)])
-def test_a_generated_suite_is_the_same_for_all_data_seeds(suite, different):
-    loaded = []
+@pytest.mark.parametrize(
+    ("suite", "experiment", "different"), [("tiny_sums", "tiny_grpo", 200), ("sums", "sums_grpo", 95)]
+)
+def test_a_generated_suite_is_the_same_for_all_data_seeds(suite, experiment, different):
+    loaded, config = [], CONFIGS / "experiment" / f"{experiment}.yaml"
     for seed in (0, 1):
-        cli = parse("--data.test", CONFIGS / "suite" / f"{suite}.yaml", f"--data.data_seed={seed}")
+        flags = ["--data.test", CONFIGS / "suite" / f"{suite}.yaml", f"--data.data_seed={seed}"]
+        cli = parse(*flags, config=config)
         loaded.append([problem.problem for problem in cli.datamodule.test_sources[0].load("test", 0)])
     assert loaded[0] == loaded[1]
     assert len({*loaded[0]}) == different
