@@ -12,7 +12,7 @@ from launched_jobs import ended, process_of, real, resumed_once, seen, stand_in,
 from lightning_rlvr.sweep.launchers.base import LAUNCHERS
 from lightning_rlvr.sweep.launchers.ray import RayLauncher
 
-ray = pytest.importorskip("ray")
+ray = pytest.importorskip("ray", reason="needs the extra `ray`, which `make test` installs")
 
 
 @pytest.fixture(scope="module")

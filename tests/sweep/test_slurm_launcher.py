@@ -14,7 +14,7 @@ from launched_jobs import ended, process_of, real, resumed_once, seen, stand_in,
 from lightning_rlvr.sweep.launchers.base import LAUNCHERS
 from lightning_rlvr.sweep.launchers.slurm import ResumableJob, SlurmLauncher
 
-submitit = pytest.importorskip("submitit")
+submitit = pytest.importorskip("submitit", reason="needs the extra `slurm`, which `make test` installs")
 
 SBATCH = r"""
 import os, re, subprocess, sys
