@@ -62,7 +62,7 @@ def test_a_closed_sweep_ends_its_runs_and_the_cluster_that_it_started(tmp_path):
     with closing(RayLauncher(cpus_per_run=0.5).run([job, fast])) as outcomes:
         assert next(outcomes).cell == "mcpo/seed_1"
         process = seen(job)
-    until(lambda: ended(process["pid"]), seconds=5)
+    until(lambda: ended(process["pid"]), seconds=20)
     assert not ray.is_initialized()
 
 
@@ -74,6 +74,7 @@ def test_outcomes_come_as_runs_end_and_a_failure_stops_no_other(tmp_path, cluste
     for outcome in RayLauncher(cpus_per_run=0.5).run([last, first, failing, broken]):
         outcomes.append(outcome)
         if len(outcomes) == 3:
+            seen(last)  # it may start after the others have ended
             (last.path / "go").touch()
     assert (outcomes[3].cell, outcomes[3].status) == ("mcpo/seed_0", "finished")
     reasons = sorted(outcome.message for outcome in outcomes if outcome.status == "failed")
@@ -91,12 +92,12 @@ def test_a_run_that_is_lost_for_good_is_a_failure_with_its_reason(tmp_path, clus
     thread, outcomes = run(RayLauncher(max_retries=0), [job, other])
     process = seen(job)
     os.kill(process["parent"], signal.SIGKILL)
-    thread.join(30)
+    thread.join(60)
     assert outcomes["mcpo/seed_1"].status == "finished"
     lost = outcomes["mcpo/seed_0"]
     assert (lost.status, lost.attempts) == ("failed", 1)
     assert lost.message.startswith("WorkerCrashedError: ")
-    until(lambda: ended(process["pid"]), seconds=5)  # or it would write beside the one started in its place
+    until(lambda: ended(process["pid"]), seconds=20)  # or it would write beside the one started in its place
 
 
 def test_a_run_that_fits_no_node_is_reported(tmp_path, cluster):
@@ -113,6 +114,6 @@ def test_a_run_whose_worker_is_killed_resumes_from_its_checkpoint(tmp_path, clus
     thread, outcomes = run(RayLauncher(), [job])
     process = process_of(job)
     process.parent().send_signal(signal.SIGKILL)
-    thread.join(60)
+    thread.join(120)
     assert outcomes["mcpo/seed_0"].status == "finished", outcomes
     assert resumed_once(job)

@@ -187,7 +187,7 @@ def test_a_stopped_job_ends_its_process_and_goes_on_later(tmp_path):
     while thread.is_alive() and not checkpoint.exists():
         thread.join(0.1)
     stop.set()
-    thread.join(30)
+    thread.join(60)
     assert failure, (job.path / "log.txt").read_text()[-2000:]
     steps = len(rollouts(job.path / "version_0"))
     [shorter] = jobs(tmp_path, arms={"grpo": {}}, seeds=(0,), max_steps=steps + 2)

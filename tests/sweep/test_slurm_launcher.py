@@ -231,7 +231,7 @@ def test_a_closed_local_sweep_ends_its_runs(tmp_path):
     with closing(SlurmLauncher(cluster="local").run([job, fast])) as outcomes:
         assert next(outcomes).cell == "mcpo/seed_1"
         process = seen(job)
-    until(lambda: ended(process["pid"]), seconds=2)
+    until(lambda: ended(process["pid"]), seconds=20)
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ def test_a_preempted_run_is_queued_again_and_resumes_from_its_checkpoint(tmp_pat
     thread = Thread(target=lambda: outcomes.update(gather(launcher.run([job]))), daemon=True)
     thread.start()
     process_of(job).parent().send_signal(signal.SIGUSR2)  # what Slurm sends
-    thread.join(90)
+    thread.join(120)
     assert outcomes["mcpo/seed_0"].status == "finished", outcomes
     assert resumed_once(job)
     assert json.loads((job.path / "cell.json").read_text())["status"] == "finished"
