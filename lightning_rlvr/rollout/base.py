@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -33,12 +34,25 @@ class SamplingPolicy(Protocol):
         """Inside: adapter weights are folded into the base weights; after: base weights as before, bit for bit."""
 
 
+Finished = Callable[[Sequence[int], Sequence[Sequence[int]]], None]
+"""Numbers of rows that have ended while others go on, and the token ids of each, end token included."""
+
+
 class RolloutEngine(ABC):
     """Samples completions from the policy."""
 
+    shares_weights: ClassVar[bool] = True
+    """Decodes with the trainer's own weights: there is nothing to bring over, and no other arithmetic to compare."""
+
     @abstractmethod
     def generate(
-        self, policy: SamplingPolicy, prompts: PromptBatch, prompt_index: Tensor, seeds: Tensor, sampling: Sampling
+        self,
+        policy: SamplingPolicy,
+        prompts: PromptBatch,
+        prompt_index: Tensor,
+        seeds: Tensor,
+        sampling: Sampling,
+        finished: Finished | None = None,
     ) -> Completions:
         """Sample one completion for each row of ``prompt_index``.
 
@@ -48,10 +62,15 @@ class RolloutEngine(ABC):
             prompt_index: int64 ``[B]``, the prompt of each row (repeated values share their prefill).
             seeds: int64 ``[B]``; a row's tokens depend on its prompt, its seed and the weights only.
             sampling: Temperature (0 = greedy) and budget.
+            finished: Told of rows as they end, each once at most and in any order, so that their verification can
+                start; an engine may leave it alone.
         """
 
     def sync(self, policy: SamplingPolicy) -> None:  # noqa: B027  # engines that share the trainer's weights need none
         """Take over the policy's weights; called before every rollout, also the first one after resuming."""
+
+    def sleep(self) -> None:  # noqa: B027  # engines that share the trainer's weights hold nothing
+        """Give back what memory the engine can do without until the next ``sync``; called when a rollout is over."""
 
 
 ENGINES: Registry[type[RolloutEngine]] = Registry(

@@ -18,7 +18,7 @@ from typing_extensions import override
 from lightning_rlvr.checks import require
 from lightning_rlvr.functional.masking import completion_mask
 from lightning_rlvr.functional.random import uniform
-from lightning_rlvr.rollout.base import ENGINES, RolloutEngine, Sampling, SamplingPolicy
+from lightning_rlvr.rollout.base import ENGINES, Finished, RolloutEngine, Sampling, SamplingPolicy
 from lightning_rlvr.types import Completions, PromptBatch
 
 
@@ -44,7 +44,13 @@ class HFEngine(RolloutEngine):
     @override
     @torch.no_grad()  # not inference mode: some rotary embeddings replace their buffers while they run
     def generate(
-        self, policy: SamplingPolicy, prompts: PromptBatch, prompt_index: Tensor, seeds: Tensor, sampling: Sampling
+        self,
+        policy: SamplingPolicy,
+        prompts: PromptBatch,
+        prompt_index: Tensor,
+        seeds: Tensor,
+        sampling: Sampling,
+        finished: Finished | None = None,
     ) -> Completions:
         require(sampling.temperature >= 0, "temperature", "0 (greedy) or positive", sampling.temperature)
         limit = sampling.max_completion_length
