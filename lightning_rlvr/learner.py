@@ -119,13 +119,14 @@ class Learner:
                     self._keep(batch, scores)
         self._complete(rows)
 
-    def _forward(self, rows: Rollout, needs: Needs) -> Scores:
-        self.flops += self._flops(rows) * (1 + needs.extra_forwards)
-        return score(self.module.policy, rows, needs, temperature=self.module.rollout_settings.temperature)
-
-    def _flops(self, rows: Rollout) -> float:
-        """Estimated operations of one forward."""
-        return 2.0 * self.module.policy.num_parameters * float(rows.prompt_mask.sum() + rows.completion_mask.sum())
+    def _forward(self, rows: Rollout, needs: Needs, backward: int = 0) -> Scores:
+        """Scores of some rows; ``backward`` is what their backward pass costs, in forwards, for the logs."""
+        policy = self.module.policy
+        before = policy.num_tokens
+        scores = score(policy, rows, needs, temperature=self.module.rollout_settings.temperature)
+        forwards = 1 + backward / (1 + needs.extra_forwards)
+        self.flops += 2.0 * policy.num_parameters * (policy.num_tokens - before) * forwards
+        return scores
 
     def _column(self, name: str) -> Tensor:
         if name not in self._columns:
@@ -190,7 +191,14 @@ class Learner:
         """Micro-batches of row numbers, as many on every rank; False marks one that only keeps step with others."""
         numbers = rows.nonzero().flatten()
         lengths = [mask[numbers].sum(1) for mask in (self.rollout.prompt_mask, self.rollout.completion_mask)]
-        batches = [numbers[b] for b in micro_batches(*lengths, max_tokens=self.settings.max_tokens_per_micro_batch)]
+        shared = self.module.policy.shares_prompts and not self.rollout.model_inputs
+        parts = micro_batches(
+            *lengths,
+            max_tokens=self.settings.max_tokens_per_micro_batch,
+            groups=self.rollout.group_index[numbers] if shared else None,
+            forward_cost=64 if self.module.device.type == "cpu" else 1024,
+        )
+        batches = [numbers[part] for part in parts]
         count = int(reduced(self.strategy, [float(len(batches))], "max")[0])
         idle = torch.zeros(1, dtype=torch.int64, device=rows.device)
         return [(batch, True) for batch in batches] + [(idle, False)] * (count - len(batches))
@@ -198,12 +206,13 @@ class Learner:
     def _backward(self, batch: Tensor, counts: bool, denominators: Denominators, single_pass: bool) -> None:
         rows = self.rollout.rows(batch)
         mask = rows.completion_mask
+        cost = 1 if self.module.policy_settings.lora is not None else 2
         if single_pass:
-            scores = self._forward(rows, self.module.needs)
+            scores = self._forward(rows, self.module.needs, cost)
             old_logprobs = scores.logprobs.detach()
             credit = assign(self.module.assigner, rows.scored(old_logprobs, scores.statistics), self.advantages[batch])
         else:
-            scores = self._forward(rows, self.module.needs.without_statistics)
+            scores = self._forward(rows, self.module.needs.without_statistics, cost)
             old_logprobs, credit = rows.old_logprobs, self.token_advantages[batch, : mask.shape[1]]
             if self.module.needs.reference:
                 scores = replace(scores, reference_logprobs=self._column(_REFERENCE)[batch, : mask.shape[1]])
@@ -217,7 +226,6 @@ class Learner:
             self.module.rollout_settings.max_completion_length,
         )
         self.module.manual_backward(terms.total * counts)
-        self.flops += self._flops(rows) * (1 if self.module.policy_settings.lora is not None else 2)
         if single_pass and counts:
             self._keep(batch, scores)
             self._column(_CREDIT)[batch, : mask.shape[1]] = credit

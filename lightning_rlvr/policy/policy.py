@@ -27,6 +27,7 @@ from typing_extensions import override
 
 from lightning_rlvr.policy.folders import whole_folder
 from lightning_rlvr.policy.scoring import token_scores
+from lightning_rlvr.policy.shared_prompts import can_share, hidden_states, positions
 from lightning_rlvr.types import RowInputs, TokenStatistics
 
 NO_INPUTS: RowInputs = MappingProxyType({})
@@ -93,6 +94,8 @@ class Policy(nn.Module):
         self.tokenizer = tokenizer
         self.num_forwards = 0
         """Scoring forwards so far."""
+        self.num_tokens = 0
+        """Tokens that went through them, padding not counted."""
         self._adapter_is_new = adapter_is_new
         self._published_generation_config = self._plain.generation_config
         self.eos_token_ids = self._find_eos_token_ids()
@@ -108,6 +111,8 @@ class Policy(nn.Module):
         )
         self.train()
         self._head = probe_head(self._plain)
+        self.shares_prompts = can_share(self._plain)
+        """Whether a prompt that several rows of a forward answer is computed once."""
         if gradient_checkpointing:
             _recompute_layers(self._plain)
         self._start: dict[str, Tensor] | None = None
@@ -180,20 +185,10 @@ class Policy(nn.Module):
             raise ValueError("`prompt_ids` must have at least one token, got none: nothing predicts the first token")
         self.num_forwards += 1
         seen = completion_mask.flip(-1).cumsum(-1).flip(-1) > 0
-        attention = torch.cat([prompt_mask, seen], dim=1).long()
-        inputs = {name: torch.cat(rows) for name, rows in model_inputs.items()}
-        decoder = self._plain.base_model
-        arguments = inspect.signature(decoder.forward).parameters
-        if inputs and "mm_token_type_ids" in arguments:  # positions in three dimensions: the model derives them itself
-            is_image = prompt_ids == self._plain.config.image_token_id
-            inputs["mm_token_type_ids"] = torch.cat([is_image, torch.zeros_like(seen)], dim=1).long()
-        elif "position_ids" in arguments:
-            inputs["position_ids"] = (attention.cumsum(-1) - 1).clamp(min=0)
-        ids = torch.cat([prompt_ids, completion_ids], dim=1)
-        hidden = decoder(input_ids=ids, attention_mask=attention, use_cache=False, **inputs).last_hidden_state
+        hidden = self._hidden_states(prompt_ids, prompt_mask, completion_ids, seen, model_inputs)
         head: nn.Linear = self._plain.get_output_embeddings()
         scores = token_scores(
-            hidden[:, prompt_ids.shape[1] - 1 : -1][completion_mask],
+            hidden[completion_mask],
             head.weight,
             head.bias,
             completion_ids[completion_mask],
@@ -210,6 +205,32 @@ class Policy(nn.Module):
             entropy=None if scores.entropy is None else place(scores.entropy),
             statistics=TokenStatistics({name: place(values) for name, values in scores.statistics.items()}),
         )
+
+    def _hidden_states(
+        self, prompt_ids: Tensor, prompt_mask: Tensor, completion_ids: Tensor, seen: Tensor, model_inputs: RowInputs
+    ) -> Tensor:
+        """``[b, T, D]``: the states that predict the completion tokens."""
+        decoder, (b, t), p = self._plain.base_model, completion_ids.shape, prompt_ids.shape[1]
+        if self.shares_prompts and t and not model_inputs:
+            both = torch.cat([prompt_ids, prompt_mask.long()], dim=1)
+            distinct, prompt_of_row = torch.unique(both, dim=0, return_inverse=True)
+            if (b - len(distinct)) * p >= b * (p + t) // 10:  # a second pass has a price of its own
+                ids, mask = distinct[:, :p], distinct[:, p:].bool()
+                self.num_tokens += int(mask.sum()) + int(seen.sum())
+                return hidden_states(decoder, self._plain.config, ids, mask, prompt_of_row, completion_ids, seen)
+        attention = torch.cat([prompt_mask, seen], dim=1)
+        self.num_tokens += int(attention.sum())
+        inputs = {name: torch.cat(rows) for name, rows in model_inputs.items()}
+        arguments = inspect.signature(decoder.forward).parameters
+        if inputs and "mm_token_type_ids" in arguments:  # positions in three dimensions: the model derives them itself
+            is_image = prompt_ids == self._plain.config.image_token_id
+            inputs["mm_token_type_ids"] = torch.cat([is_image, torch.zeros_like(seen)], dim=1).long()
+        elif "position_ids" in arguments:
+            inputs["position_ids"] = positions(attention)
+        ids = torch.cat([prompt_ids, completion_ids], dim=1)
+        output = decoder(input_ids=ids, attention_mask=attention.long(), use_cache=False, **inputs)
+        hidden: Tensor = output.last_hidden_state
+        return hidden[:, p - 1 : -1]
 
     @contextmanager
     def reference(self) -> Iterator[None]:

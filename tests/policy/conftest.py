@@ -45,7 +45,7 @@ KINDS = {
     "granite": lambda: GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=8.0)),
     "cohere2": lambda: Cohere2ForCausalLM(Cohere2Config(**SHAPE, logit_scale=0.25)),
     "gemma2": lambda: Gemma2ForCausalLM(
-        Gemma2Config(**SHAPE, final_logit_softcapping=5.0, query_pre_attn_scalar=8, sliding_window=32)
+        Gemma2Config(**SHAPE, final_logit_softcapping=5.0, query_pre_attn_scalar=8, sliding_window=4)
     ),
 }
 
@@ -101,6 +101,19 @@ def batch():
     """Three prompts (2, 4, 3 tokens) with completions (4, 2, 1 tokens), padded on the outer sides."""
     prompt_ids = torch.tensor([[0, 0, 11, 12], [21, 22, 23, 24], [0, 31, 32, 33]])
     completion_ids = torch.tensor([[41, 42, 43, 7], [51, 7, 0, 0], [7, 0, 0, 0]])
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_ids != 0,
+        "completion_ids": completion_ids,
+        "completion_mask": completion_ids != 0,
+    }
+
+
+@pytest.fixture
+def groups():
+    """Rows of two prompts (4 and 2 tokens), in any order."""
+    prompt_ids = torch.tensor([[0, 0, 11, 12], [21, 22, 23, 24], [0, 0, 11, 12], [21, 22, 23, 24], [21, 22, 23, 24]])
+    completion_ids = torch.tensor([[41, 42, 43, 7], [51, 7, 0, 0], [7, 0, 0, 0], [61, 62, 7, 0], [51, 52, 53, 54]])
     return {
         "prompt_ids": prompt_ids,
         "prompt_mask": prompt_ids != 0,

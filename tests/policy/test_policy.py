@@ -34,8 +34,9 @@ def assert_zero_outside_mask(values, batch):
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_score_equals_naive_computation_of_each_row_alone(kind, make_policy, batch):  # LP-05, LP-07, LP-09
-    policy = make_policy(kind)
+@pytest.mark.parametrize("rows_of", ["batch", "groups"])
+def test_score_equals_naive_computation_of_each_row_alone(kind, rows_of, make_policy, request):  # LP-05, LP-07, LP-09
+    policy, batch = make_policy(kind), request.getfixturevalue(rows_of)
     scores = policy.score(**batch, temperature=0.7, statistics=["margin"], entropy=True)
     for i, (prompt, completion) in enumerate(rows(batch)):
         logprobs = (naive_logits(policy, prompt, completion) / 0.7).log_softmax(-1)
