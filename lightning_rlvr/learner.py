@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +18,7 @@ from lightning_rlvr.metrics.step import StepMetrics
 from lightning_rlvr.objective import Denominators, Objective, objective
 from lightning_rlvr.pipeline import Scores, assign, micro_batches, score
 from lightning_rlvr.plugins import Needs
+from lightning_rlvr.stopwatch import Stopwatch
 from lightning_rlvr.types import Rollout, TokenStatistics
 
 if TYPE_CHECKING:
@@ -49,18 +48,19 @@ class Learner:
         module: Owner of policy, plug-ins and settings.
         rollout: Rows of this rank, as they enter the loss.
         metrics: Where sums for the logs go.
+        timed: Where seconds go.
     """
 
-    def __init__(self, module: RLVRModule, rollout: Rollout, metrics: StepMetrics) -> None:
+    def __init__(self, module: RLVRModule, rollout: Rollout, metrics: StepMetrics, timed: Stopwatch) -> None:
         self.module = module
         self.settings = module.loss_settings
         self.strategy = module.trainer.strategy
         self.metrics = metrics
+        self.timed = timed
         self.rollout = rollout
         self.advantages = torch.zeros_like(rollout.rewards)
         self.valid = rollout.completion_mask.any(1)
         self.forwarded = torch.zeros_like(self.valid)
-        self.seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
         self.flops = 0.0
         self.num_minibatches = self.settings.num_minibatches
         """Optimizer steps in each pass: fewer than the setting where a short batch has fewer prompts."""
@@ -112,7 +112,7 @@ class Learner:
         self._score(self.valid)
 
     def _score(self, rows: Tensor) -> None:
-        with self._timed("score"), torch.no_grad():
+        with self.timed("score"), torch.no_grad():
             for batch, counts in self._batches(rows):
                 scores = self._forward(self.rollout.rows(batch), self.module.needs)
                 if counts:
@@ -172,10 +172,10 @@ class Learner:
     def _update(self, rows: Tensor, single_pass: bool) -> None:
         denominators = self._denominators(rows)
         self.optimizer.zero_grad()
-        with self._timed("backward"), without_gradient_sync(self.strategy):
+        with self.timed("backward"), without_gradient_sync(self.strategy):
             for batch, counts in self._batches(rows & self.forwarded):
                 self._backward(batch, counts, denominators, single_pass)
-        with self._timed("optimizer"):
+        with self.timed("optimizer"):
             sum_gradients(self.strategy, self._weights)
             self._step()
 
@@ -263,14 +263,3 @@ class Learner:
         self.metrics.mean("policy/entropy", self._column("entropy"), mask)
         self.metrics.mean("policy/logprob", self.rollout.old_logprobs, mask)
         self.metrics.mean("policy/sampler_gap", (self._sampler_logprobs - self.rollout.old_logprobs).abs(), mask)
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        started = self._now()
-        yield
-        self.seconds[name] += self._now() - started
-
-    def _now(self) -> float:
-        if self.module.device.type == "cuda":
-            torch.cuda.synchronize(self.module.device)
-        return time.perf_counter()
