@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_rlvr.distributed import gather_rollouts, gather_rows, reduced, sum_gradients, without_gradient_sync
 from lightning_rlvr.functional.divergence import approx_kl
-from lightning_rlvr.functional.losses import LOSS_TYPES
+from lightning_rlvr.functional.losses import LOSS_TYPES, sampling_weights
 from lightning_rlvr.functional.random import derive_seed
 from lightning_rlvr.metrics.step import StepMetrics
 from lightning_rlvr.objective import Denominators, Objective, objective
@@ -210,6 +210,7 @@ class Learner:
         terms = objective(
             scores,
             old_logprobs,
+            self._sampler_logprobs[batch, : mask.shape[1]],
             credit,
             mask,
             self.settings,
@@ -263,3 +264,10 @@ class Learner:
         self.metrics.mean("policy/entropy", self._column("entropy"), mask)
         self.metrics.mean("policy/logprob", self.rollout.old_logprobs, mask)
         self.metrics.mean("policy/sampler_gap", (self._sampler_logprobs - self.rollout.old_logprobs).abs(), mask)
+        if (correction := self.settings.importance_sampling) is not None:
+            cap = self.settings.importance_sampling_cap
+            pair = self.rollout.old_logprobs, self._sampler_logprobs
+            weights = sampling_weights(*pair, mask, correction=correction, cap=cap)
+            self.metrics.mean("policy/sampling_weight_mean", weights, mask)
+            self.metrics.maximum("policy/sampling_weight_max", weights[mask])
+            self.metrics.mean("policy/sampling_weight_capped", (weights >= cap).float(), mask)

@@ -355,6 +355,8 @@ def test_every_option_of_a_plugin_has_an_effect(name):
 LOSS = [
     {"loss_type": "dapo"}, {"epsilon": 0.01}, {"epsilon_high": 0.01}, {"delta": 1.21}, {"beta": 0.5},
     {"entropy_coef": 0.1}, {"num_iterations": 4}, {"num_minibatches": 2}, {"mask_truncated_completions": True},
+    {"importance_sampling": "token_truncate"}, {"importance_sampling": "sequence_truncate"},
+    {"importance_sampling": "token_truncate", "importance_sampling_cap": 1.0},
 ]  # fmt: skip
 ROLLOUT = [
     {"num_generations": 2}, {"max_completion_length": 5}, {"temperature": 0.7}, {"sample_seed": 3},
