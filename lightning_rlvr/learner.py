@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_rlvr.distributed import gather_rollouts, gather_rows, reduced, sum_gradients, without_gradient_sync
 from lightning_rlvr.functional.divergence import approx_kl
 from lightning_rlvr.functional.losses import LOSS_TYPES, sampling_weights
 from lightning_rlvr.functional.random import derive_seed
+from lightning_rlvr.memory import fits
 from lightning_rlvr.metrics.step import StepMetrics
 from lightning_rlvr.objective import Denominators, Objective, objective
 from lightning_rlvr.pipeline import Scores, assign, micro_batches, score
@@ -112,11 +115,13 @@ class Learner:
         self._score(self.valid)
 
     def _score(self, rows: Tensor) -> None:
+        def score_some(batch: Tensor, counts: bool) -> None:
+            scores = self._forward(self.rollout.rows(batch), self.module.needs)
+            if counts:
+                self._keep(batch, scores)
+
         with self.timed("score"), torch.no_grad():
-            for batch, counts in self._batches(rows):
-                scores = self._forward(self.rollout.rows(batch), self.module.needs)
-                if counts:
-                    self._keep(batch, scores)
+            self._in_micro_batches(rows, score_some)
         self._complete(rows)
 
     def _forward(self, rows: Rollout, needs: Needs) -> Scores:
@@ -171,10 +176,9 @@ class Learner:
 
     def _update(self, rows: Tensor, single_pass: bool) -> None:
         denominators = self._denominators(rows)
-        self.optimizer.zero_grad()
+        backward = partial(self._backward, denominators=denominators, single_pass=single_pass)
         with self.timed("backward"), without_gradient_sync(self.strategy):
-            for batch, counts in self._batches(rows & self.forwarded):
-                self._backward(batch, counts, denominators, single_pass)
+            self._in_micro_batches(rows & self.forwarded, backward)
         with self.timed("optimizer"):
             sum_gradients(self.strategy, self._weights)
             self._step()
@@ -186,11 +190,50 @@ class Learner:
         local = LOSS_TYPES[self.settings.loss_type].aggregation == "minibatch_token_mean"
         return Denominators(num_sequences=sequences, num_tokens=minibatch if local else total / self.num_minibatches)
 
+    def _in_micro_batches(self, rows: Tensor, work: Callable[[Tensor, bool], None]) -> None:
+        """Do ``work`` for micro-batches of some rows; all of it again with smaller ones when memory runs out.
+
+        Ranks agree after every attempt, so that none waits for another. Gradients start from nothing.
+        """
+        while True:
+            undo, flops = self.metrics.savepoint(), self.flops
+            self.optimizer.zero_grad()
+            too_large = (batch for batch, counts in self._batches(rows) if not fits(partial(work, batch, counts)))
+            failed = next(too_large, None)
+            budget = self.module.micro_batch_tokens
+            smaller = self._smaller_budget(budget, None if failed is None else self.rollout.rows(failed))
+            if smaller == budget:
+                return
+            rank_zero_warn(
+                f"out of memory: the rest of the run has micro-batches of at most {smaller} padded tokens instead of "
+                f"{budget}; the gradients are the same"
+            )
+            self.module.micro_batch_tokens = smaller
+            undo()
+            self.flops = flops
+
+    def _smaller_budget(self, budget: int, failed: Rollout | None) -> int:
+        """Half of the smallest micro-batch that was too large for any rank; ``budget`` if all got through.
+
+        Raises:
+            MemoryError: It was a single row.
+        """
+        length = 0 if failed is None else failed.prompt_ids.shape[1] + failed.completion_ids.shape[1]
+        size = budget + budget if failed is None else min(budget, len(failed) * length)
+        single = 0 if failed is None or len(failed) > 1 else length
+        single, largest = (int(value) for value in reduced(self.strategy, [single, -size], "max"))
+        if single:
+            raise MemoryError(
+                f"out of memory with a single row of {single} tokens, so `loss.max_tokens_per_micro_batch` cannot "
+                f"help: turn on `policy.gradient_checkpointing` or lower `rollout.max_completion_length`"
+            )
+        return max(1, -largest // 2)
+
     def _batches(self, rows: Tensor) -> list[tuple[Tensor, bool]]:
         """Micro-batches of row numbers, as many on every rank; False marks one that only keeps step with others."""
         numbers = rows.nonzero().flatten()
         lengths = [mask[numbers].sum(1) for mask in (self.rollout.prompt_mask, self.rollout.completion_mask)]
-        batches = [numbers[b] for b in micro_batches(*lengths, max_tokens=self.settings.max_tokens_per_micro_batch)]
+        batches = [numbers[b] for b in micro_batches(*lengths, max_tokens=self.module.micro_batch_tokens)]
         count = int(reduced(self.strategy, [float(len(batches))], "max")[0])
         idle = torch.zeros(1, dtype=torch.int64, device=rows.device)
         return [(batch, True) for batch in batches] + [(idle, False)] * (count - len(batches))

@@ -98,6 +98,8 @@ class RLVRModule(LightningModule):
         self.optimizer_settings = optimizer
         self.evaluation_settings = evaluation
         self.progress = Progress()
+        self.micro_batch_tokens = loss.max_tokens_per_micro_batch
+        """Budget of padded tokens in one forward: the setting, and less once memory ran out."""
         self._loaded_step: int | None = None
         self._loaded_max_steps = 0
         self.results: dict[str, dict[str, float]] = {}
@@ -307,6 +309,7 @@ class RLVRModule(LightningModule):
         metrics.maximum("time/step", seconds)
         for part, spent in learner.timed.seconds.items():
             metrics.maximum(f"time/{part}", spent)
+        metrics.maximum("time/micro_batch_tokens", self.micro_batch_tokens)
         scalars = metrics.reduce(self.trainer.strategy)
         if scalars["reward/unscored"] == 1:
             first = collection.verdicts[0]
