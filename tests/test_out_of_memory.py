@@ -113,3 +113,41 @@ def test_errors_of_the_allocators_are_told_from_others():
     assert is_out_of_memory(error.value)
     assert not is_out_of_memory(MemoryError())
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+class FewRows(Callback):
+    """A machine on which decoding more than ``most`` rows runs out of memory, once there are ``tokens`` of them."""
+
+    def __init__(self, most, tokens=0):
+        self.most, self.tokens = most, tokens
+
+    def on_train_start(self, trainer, pl_module):
+        self.seen = []
+
+        def check(module, args, inputs):
+            if inputs.get("use_cache"):
+                rows, past = len(inputs["input_ids"]), inputs["past_key_values"].get_seq_length()
+                self.seen.append(rows)
+                if rows > self.most and past >= self.tokens:
+                    raise torch.OutOfMemoryError("out of memory (as injected)")
+
+        pl_module.policy.model.register_forward_pre_hook(check, with_kwargs=True)
+
+
+def test_decoding_goes_on_with_half_the_rows(tmp_path):
+    _, plain, _ = fit(tmp_path, max_steps=2)
+    few = FewRows(3, tokens=12)
+    with pytest.warns(UserWarning, match="the engine decodes 4 instead of 8 rows at a time"):
+        _, recorder, _ = fit(tmp_path, max_steps=2, callbacks=[few])
+    assert [rows for rows in few.seen if rows > 4].count(8) >= 1
+    for ours, theirs in zip(recorder.records, plain.records, strict=True):
+        assert torch.equal(ours.rollout.completion_ids, theirs.rollout.completion_ids)
+    same_weights(recorder.weights[-1], plain.weights[-1], atol=2e-5, rtol=0)
+
+
+def test_a_single_row_that_cannot_be_decoded_is_one_sentence(tmp_path):
+    with (
+        pytest.warns(UserWarning, match="the engine decodes 1 instead of 2 rows"),
+        pytest.raises(MemoryError, match=r"a single row was decoded: lower `rollout.max_completion_length`"),
+    ):
+        fit(tmp_path, callbacks=[FewRows(0)])
