@@ -99,13 +99,12 @@ class Learner:
         single_pass = reads_training_forward(self.settings, self.module.calibrator, self.module.assigner)
         if not single_pass:
             self._score(self.forwarded & ~self._scored)
+            self._probe()
             self._assign_all()
         for iteration in range(self.settings.num_iterations):
             for rows in self._minibatches(iteration):
                 if self.num_updates < self.max_updates:
                     self._update(rows, single_pass)
-        if single_pass:
-            self._complete(self.forwarded)
         self._log()
 
     # --- scoring without gradient ---
@@ -151,6 +150,48 @@ class Learner:
         statistics = TokenStatistics({name: self._column(name) for name in self.module.needs.all_statistics})
         self.rollout = self.rollout.scored(logprobs, statistics)
 
+    def _probe(self) -> None:
+        """Refuse to learn from completions that the engine sampled from other log-probs than the trainer's.
+
+        The rows scored so far are compared, which costs nothing; where there are none, a few are scored for this.
+
+        Raises:
+            ValueError: The mean distance of a token's log-probs is above ``rollout.probe_tolerance``, over all ranks.
+        """
+        engine, tolerance = self.module.engine, self.module.rollout_settings.probe_tolerance
+        if engine.shares_weights:
+            return
+        mask = self.rollout.completion_mask & self._scored[:, None]
+        gaps = (self._sampler_logprobs - self.rollout.old_logprobs).abs() * mask
+        total, count = reduced(self.strategy, [float(gaps.sum()), float(mask.sum())], "sum")
+        if count == 0:
+            total, count = reduced(self.strategy, self._gap_of_a_few(), "sum")
+        gap = total / max(count, 1.0)
+        if not gap <= tolerance:
+            raise ValueError(
+                f"the log-probs of {type(engine).__name__} must be those of the trainer within "
+                f"`rollout.probe_tolerance` = {tolerance:g} nats a token, got a mean difference of {gap:.3g}: it "
+                f"samples from other weights (not taken over by `sync`?) or reports log-probs before the temperature"
+            )
+        self.metrics.maximum("policy/probe_gap", gap)
+
+    def _gap_of_a_few(self) -> list[float]:
+        """Sum of the distances between the log-probs of engine and trainer in a few rows, and how many they are."""
+        gap = [0.0, 0.0]
+        needs = replace(self.module.needs.without_statistics, entropy_gradient=False)
+
+        def compare(batch: Tensor, counts: bool) -> None:
+            rows = self.rollout.rows(batch)
+            gaps = (self._forward(rows, needs).logprobs - rows.old_logprobs)[rows.completion_mask].abs() * counts
+            gap[:] = [gap[0] + float(gaps.sum()), gap[1] + len(gaps) * counts]
+
+        numbers = self.valid.nonzero().flatten()
+        few = torch.zeros_like(self.valid)
+        few[numbers[:: max(1, len(numbers) // 4)]] = True
+        with self.timed("score"), torch.no_grad():
+            self._in_micro_batches(few, compare)
+        return gap
+
     def _assign_all(self) -> None:
         assigner, rollout, advantages, own = self.module.assigner, self.rollout, self.advantages, slice(None)
         if not assigner.row_local:
@@ -179,6 +220,9 @@ class Learner:
         backward = partial(self._backward, denominators=denominators, single_pass=single_pass)
         with self.timed("backward"), without_gradient_sync(self.strategy):
             self._in_micro_batches(rows & self.forwarded, backward)
+        if single_pass:
+            self._complete(self.forwarded)
+            self._probe()
         with self.timed("optimizer"):
             sum_gradients(self.strategy, self._weights)
             self._step()

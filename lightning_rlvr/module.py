@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 from typing_extensions import override
 
 from lightning_rlvr.calibration.base import RewardCalibrator
+from lightning_rlvr.checks import require
 from lightning_rlvr.credit.base import CreditAssigner
 from lightning_rlvr.data.datamodule import PromptDataModule
 from lightning_rlvr.data.sources import Split
@@ -138,6 +139,10 @@ class RLVRModule(LightningModule):
         leave_group_at_exit()
         self._loaded_step = None  # a checkpoint comes next, if there is one
         self.engine = ENGINES.build(self.rollout_settings.engine)
+        tolerance = self.rollout_settings.probe_tolerance
+        probed = not self.engine.shares_weights or tolerance == RolloutSettings.probe_tolerance
+        unprobed = f"unset with {type(self.engine).__name__}, which samples with the trainer's own weights"
+        require(probed, "rollout.probe_tolerance", unprobed, tolerance)
         if stage != "fit":
             return
         self.calibrator = find_one(self.trainer, RewardCalibrator)

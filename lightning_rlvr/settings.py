@@ -20,6 +20,9 @@ class RolloutSettings:
         max_completion_length: Budget of sampled tokens, end token included.
         temperature: Sampling temperature, above 0; log-probs and statistics are those of this temperature.
         engine: Rollout engine, or its short name (`hf`).
+        probe_tolerance: Largest mean difference, in nats a token, between the log-probs of an engine with weights of
+            its own and the trainer's; above it the run stops before anything is learned. Rounding to bfloat16 makes
+            0.01 to 0.04.
         sample_seed: Seed of the sampling; by default the data seed, so that paired arms share both.
         top_p: Must stay 1 while training: log-probs would be those of another distribution.
         top_k: Must stay 0 (off) while training, likewise.
@@ -30,6 +33,7 @@ class RolloutSettings:
     max_completion_length: int = 256
     temperature: float = 1.0
     engine: RolloutEngine | str = "hf"
+    probe_tolerance: float = 0.1
     sample_seed: int | None = None
     top_p: float = 1.0
     top_k: int = 0
@@ -40,6 +44,7 @@ class RolloutSettings:
         require(self.max_completion_length >= 1, "rollout.max_completion_length", ">= 1", self.max_completion_length)
         sane = 1e-4 <= self.temperature < math.inf
         require(sane, "rollout.temperature", "positive (>= 1e-4) while training", self.temperature)
+        require(self.probe_tolerance > 0, "rollout.probe_tolerance", "positive", self.probe_tolerance)
         reason = "while training (a filter would make the log-probs those of another distribution)"
         require(self.top_p == 1.0, "rollout.top_p", f"1 {reason}", self.top_p)
         require(self.top_k == 0, "rollout.top_k", f"0 {reason}", self.top_k)

@@ -462,7 +462,7 @@ def test_options_without_effect_are_refused_or_promise_to_have_none(trained):
     ("settings", "tables", "elsewhere"),
     [
         (LossSettings, LOSS, {"max_tokens_per_micro_batch"}),  # test_training.py counts forwards
-        (RolloutSettings, ROLLOUT + REFUSED, set()),
+        (RolloutSettings, ROLLOUT + REFUSED, {"probe_tolerance"}),  # test_probe.py
         (OptimizerSettings, OPTIMIZER, set()),
         (EvaluationSettings, EVALUATION, {"keep"}),  # tests/test_evaluate.py
     ],
