@@ -1,5 +1,7 @@
 """Running out of memory costs a repetition, and changes nothing else."""
 
+import weakref
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -7,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from command_line import fit_error
 from lightning_rlvr.credit.evidence_contrast import EvidenceContrastCredit
 from lightning_rlvr.credit.margin import MarginCredit
-from lightning_rlvr.memory import is_out_of_memory
+from lightning_rlvr.memory import fits, is_out_of_memory
 from runs import fit, make_module, same_weights
 
 
@@ -113,6 +115,18 @@ def test_errors_of_the_allocators_are_told_from_others():
     assert is_out_of_memory(error.value)
     assert not is_out_of_memory(MemoryError())
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+def test_what_did_not_fit_is_freed():
+    held = []
+
+    def work():
+        tensor = torch.ones(3)
+        held.append(weakref.ref(tensor))
+        raise torch.OutOfMemoryError
+
+    assert not fits(work)
+    assert held[0]() is None
 
 
 class FewRows(Callback):
