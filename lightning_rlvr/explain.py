@@ -132,6 +132,10 @@ def _loss(module: RLVRModule) -> list[str]:
     lines = [f"{settings.loss_type}: {_AGGREGATIONS[kind.aggregation]} {surrogate}, {ratio}"]
     if settings.delta is not None:
         lines.append(f"dual clip: at most {settings.delta:g} |A_t| where A_t < 0")
+    if settings.importance_sampling is not None:
+        weight = {"token_truncate": "pi_old / mu", "sequence_truncate": "prod_t pi_old / mu"}
+        bounded = f"min({weight[settings.importance_sampling]}, {settings.importance_sampling_cap:g})"
+        lines.append(f"times {bounded}, mu the engine's probabilities")
     if settings.beta > 0:
         lines.append(f"+ {settings.beta:g} k3(policy || policy as training starts), not weighted by credit")
     if settings.entropy_coef > 0:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_rlvr.distributed import gather_rollouts, gather_rows, reduced, sum_gradients, without_gradient_sync
 from lightning_rlvr.functional.divergence import approx_kl
-from lightning_rlvr.functional.losses import LOSS_TYPES
+from lightning_rlvr.functional.losses import LOSS_TYPES, sampling_weights
 from lightning_rlvr.functional.random import derive_seed
+from lightning_rlvr.memory import fits
 from lightning_rlvr.metrics.step import StepMetrics
 from lightning_rlvr.objective import Denominators, Objective, objective
 from lightning_rlvr.pipeline import Scores, assign, micro_batches, score
 from lightning_rlvr.plugins import Needs
+from lightning_rlvr.stopwatch import Stopwatch
 from lightning_rlvr.types import Rollout, TokenStatistics
 
 if TYPE_CHECKING:
@@ -49,18 +51,19 @@ class Learner:
         module: Owner of policy, plug-ins and settings.
         rollout: Rows of this rank, as they enter the loss.
         metrics: Where sums for the logs go.
+        timed: Where seconds go.
     """
 
-    def __init__(self, module: RLVRModule, rollout: Rollout, metrics: StepMetrics) -> None:
+    def __init__(self, module: RLVRModule, rollout: Rollout, metrics: StepMetrics, timed: Stopwatch) -> None:
         self.module = module
         self.settings = module.loss_settings
         self.strategy = module.trainer.strategy
         self.metrics = metrics
+        self.timed = timed
         self.rollout = rollout
         self.advantages = torch.zeros_like(rollout.rewards)
         self.valid = rollout.completion_mask.any(1)
         self.forwarded = torch.zeros_like(self.valid)
-        self.seconds = {"score": 0.0, "backward": 0.0, "optimizer": 0.0}
         self.flops = 0.0
         self.num_minibatches = self.settings.num_minibatches
         """Optimizer steps in each pass: fewer than the setting where a short batch has fewer prompts."""
@@ -96,13 +99,12 @@ class Learner:
         single_pass = reads_training_forward(self.settings, self.module.calibrator, self.module.assigner)
         if not single_pass:
             self._score(self.forwarded & ~self._scored)
+            self._probe()
             self._assign_all()
         for iteration in range(self.settings.num_iterations):
             for rows in self._minibatches(iteration):
                 if self.num_updates < self.max_updates:
                     self._update(rows, single_pass)
-        if single_pass:
-            self._complete(self.forwarded)
         self._log()
 
     # --- scoring without gradient ---
@@ -112,11 +114,13 @@ class Learner:
         self._score(self.valid)
 
     def _score(self, rows: Tensor) -> None:
-        with self._timed("score"), torch.no_grad():
-            for batch, counts in self._batches(rows):
-                scores = self._forward(self.rollout.rows(batch), self.module.needs)
-                if counts:
-                    self._keep(batch, scores)
+        def score_some(batch: Tensor, counts: bool) -> None:
+            scores = self._forward(self.rollout.rows(batch), self.module.needs)
+            if counts:
+                self._keep(batch, scores)
+
+        with self.timed("score"), torch.no_grad():
+            self._in_micro_batches(rows, score_some)
         self._complete(rows)
 
     def _forward(self, rows: Rollout, needs: Needs, backward: int = 0) -> Scores:
@@ -147,6 +151,48 @@ class Learner:
         statistics = TokenStatistics({name: self._column(name) for name in self.module.needs.all_statistics})
         self.rollout = self.rollout.scored(logprobs, statistics)
 
+    def _probe(self) -> None:
+        """Refuse to learn from completions that the engine sampled from other log-probs than the trainer's.
+
+        The rows scored so far are compared, which costs nothing; where there are none, a few are scored for this.
+
+        Raises:
+            ValueError: The mean distance of a token's log-probs is above ``rollout.probe_tolerance``, over all ranks.
+        """
+        engine, tolerance = self.module.engine, self.module.rollout_settings.probe_tolerance
+        if engine.shares_weights:
+            return
+        mask = self.rollout.completion_mask & self._scored[:, None]
+        gaps = (self._sampler_logprobs - self.rollout.old_logprobs).abs() * mask
+        total, count = reduced(self.strategy, [float(gaps.sum()), float(mask.sum())], "sum")
+        if count == 0:
+            total, count = reduced(self.strategy, self._gap_of_a_few(), "sum")
+        gap = total / max(count, 1.0)
+        if not gap <= tolerance:
+            raise ValueError(
+                f"the log-probs of {type(engine).__name__} must be those of the trainer within "
+                f"`rollout.probe_tolerance` = {tolerance:g} nats a token, got a mean difference of {gap:.3g}: it "
+                f"samples from other weights (not taken over by `sync`?) or reports log-probs before the temperature"
+            )
+        self.metrics.maximum("policy/probe_gap", gap)
+
+    def _gap_of_a_few(self) -> list[float]:
+        """Sum of the distances between the log-probs of engine and trainer in a few rows, and how many they are."""
+        gap = [0.0, 0.0]
+        needs = replace(self.module.needs.without_statistics, entropy_gradient=False)
+
+        def compare(batch: Tensor, counts: bool) -> None:
+            rows = self.rollout.rows(batch)
+            gaps = (self._forward(rows, needs).logprobs - rows.old_logprobs)[rows.completion_mask].abs() * counts
+            gap[:] = [gap[0] + float(gaps.sum()), gap[1] + len(gaps) * counts]
+
+        numbers = self.valid.nonzero().flatten()
+        few = torch.zeros_like(self.valid)
+        few[numbers[:: max(1, len(numbers) // 4)]] = True
+        with self.timed("score"), torch.no_grad():
+            self._in_micro_batches(few, compare)
+        return gap
+
     def _assign_all(self) -> None:
         assigner, rollout, advantages, own = self.module.assigner, self.rollout, self.advantages, slice(None)
         if not assigner.row_local:
@@ -172,11 +218,13 @@ class Learner:
 
     def _update(self, rows: Tensor, single_pass: bool) -> None:
         denominators = self._denominators(rows)
-        self.optimizer.zero_grad()
-        with self._timed("backward"), without_gradient_sync(self.strategy):
-            for batch, counts in self._batches(rows & self.forwarded):
-                self._backward(batch, counts, denominators, single_pass)
-        with self._timed("optimizer"):
+        backward = partial(self._backward, denominators=denominators, single_pass=single_pass)
+        with self.timed("backward"), without_gradient_sync(self.strategy):
+            self._in_micro_batches(rows & self.forwarded, backward)
+        if single_pass:
+            self._complete(self.forwarded)
+            self._probe()
+        with self.timed("optimizer"):
             sum_gradients(self.strategy, self._weights)
             self._step()
 
@@ -187,6 +235,45 @@ class Learner:
         local = LOSS_TYPES[self.settings.loss_type].aggregation == "minibatch_token_mean"
         return Denominators(num_sequences=sequences, num_tokens=minibatch if local else total / self.num_minibatches)
 
+    def _in_micro_batches(self, rows: Tensor, work: Callable[[Tensor, bool], None]) -> None:
+        """Do ``work`` for micro-batches of some rows; all of it again with smaller ones when memory runs out.
+
+        Ranks agree after every attempt, so that none waits for another. Gradients start from nothing.
+        """
+        while True:
+            undo, flops = self.metrics.savepoint(), self.flops
+            self.optimizer.zero_grad()
+            too_large = (batch for batch, counts in self._batches(rows) if not fits(partial(work, batch, counts)))
+            failed = next(too_large, None)
+            budget = self.module.micro_batch_tokens
+            smaller = self._smaller_budget(budget, None if failed is None else self.rollout.rows(failed))
+            if smaller == budget:
+                return
+            rank_zero_warn(
+                f"out of memory: the rest of the run has micro-batches of at most {smaller} padded tokens instead of "
+                f"{budget}; the gradients are the same"
+            )
+            self.module.micro_batch_tokens = smaller
+            undo()
+            self.flops = flops
+
+    def _smaller_budget(self, budget: int, failed: Rollout | None) -> int:
+        """Half of the smallest micro-batch that was too large for any rank; ``budget`` if all got through.
+
+        Raises:
+            MemoryError: It was a single row.
+        """
+        length = 0 if failed is None else failed.prompt_ids.shape[1] + failed.completion_ids.shape[1]
+        size = budget + budget if failed is None else min(budget, len(failed) * length)
+        single = 0 if failed is None or len(failed) > 1 else length
+        single, largest = (int(value) for value in reduced(self.strategy, [single, -size], "max"))
+        if single:
+            raise MemoryError(
+                f"out of memory with a single row of {single} tokens, so `loss.max_tokens_per_micro_batch` cannot "
+                f"help: turn on `policy.gradient_checkpointing` or lower `rollout.max_completion_length`"
+            )
+        return max(1, -largest // 2)
+
     def _batches(self, rows: Tensor) -> list[tuple[Tensor, bool]]:
         """Micro-batches of row numbers, as many on every rank; False marks one that only keeps step with others."""
         numbers = rows.nonzero().flatten()
@@ -194,7 +281,7 @@ class Learner:
         shared = self.module.policy.shares_prompts and not self.rollout.model_inputs
         parts = micro_batches(
             *lengths,
-            max_tokens=self.settings.max_tokens_per_micro_batch,
+            max_tokens=self.module.micro_batch_tokens,
             groups=self.rollout.group_index[numbers] if shared else None,
             forward_cost=64 if self.module.device.type == "cpu" else 1024,
         )
@@ -219,6 +306,7 @@ class Learner:
         terms = objective(
             scores,
             old_logprobs,
+            self._sampler_logprobs[batch, : mask.shape[1]],
             credit,
             mask,
             self.settings,
@@ -271,14 +359,10 @@ class Learner:
         self.metrics.mean("policy/entropy", self._column("entropy"), mask)
         self.metrics.mean("policy/logprob", self.rollout.old_logprobs, mask)
         self.metrics.mean("policy/sampler_gap", (self._sampler_logprobs - self.rollout.old_logprobs).abs(), mask)
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        started = self._now()
-        yield
-        self.seconds[name] += self._now() - started
-
-    def _now(self) -> float:
-        if self.module.device.type == "cuda":
-            torch.cuda.synchronize(self.module.device)
-        return time.perf_counter()
+        if (correction := self.settings.importance_sampling) is not None:
+            cap = self.settings.importance_sampling_cap
+            pair = self.rollout.old_logprobs, self._sampler_logprobs
+            weights = sampling_weights(*pair, mask, correction=correction, cap=cap)
+            self.metrics.mean("policy/sampling_weight_mean", weights, mask)
+            self.metrics.maximum("policy/sampling_weight_max", weights[mask])
+            self.metrics.mean("policy/sampling_weight_capped", (weights >= cap).float(), mask)

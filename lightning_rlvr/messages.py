@@ -24,7 +24,7 @@ def one_sentence_errors() -> Iterator[None]:
     """Inside, what a user can cause ends the process in one sentence; RLVR_DEBUG=1 shows the traceback."""
     try:
         yield
-    except (ValueError, TypeError, OSError, ImportError, FloatingPointError) as error:
+    except (ValueError, TypeError, OSError, ImportError, FloatingPointError, MemoryError) as error:
         if os.environ.get("RLVR_DEBUG"):
             raise
         text = str(error).strip() or type(error).__name__

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim.lr_scheduler import LambdaLR
@@ -22,6 +23,7 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 from typing_extensions import override
 
 from lightning_rlvr.calibration.base import RewardCalibrator
+from lightning_rlvr.checks import require
 from lightning_rlvr.credit.base import CreditAssigner
 from lightning_rlvr.data.datamodule import PromptDataModule
 from lightning_rlvr.data.sources import Split
@@ -39,6 +41,7 @@ from lightning_rlvr.policy.settings import PolicySettings
 from lightning_rlvr.record import StepRecord, log_record
 from lightning_rlvr.rollout.base import ENGINES, RolloutEngine, Sampling
 from lightning_rlvr.settings import EvaluationSettings, LossSettings, OptimizerSettings, RolloutSettings
+from lightning_rlvr.stopwatch import Stopwatch
 from lightning_rlvr.types import PromptBatch, Rollout
 
 
@@ -96,6 +99,8 @@ class RLVRModule(LightningModule):
         self.optimizer_settings = optimizer
         self.evaluation_settings = evaluation
         self.progress = Progress()
+        self.micro_batch_tokens = loss.max_tokens_per_micro_batch
+        """Budget of padded tokens in one forward: the setting, and less once memory ran out."""
         self._loaded_step: int | None = None
         self._loaded_max_steps = 0
         self.results: dict[str, dict[str, float]] = {}
@@ -134,6 +139,10 @@ class RLVRModule(LightningModule):
         leave_group_at_exit()
         self._loaded_step = None  # a checkpoint comes next, if there is one
         self.engine = ENGINES.build(self.rollout_settings.engine)
+        tolerance = self.rollout_settings.probe_tolerance
+        probed = not self.engine.shares_weights or tolerance == RolloutSettings.probe_tolerance
+        unprobed = f"unset with {type(self.engine).__name__}, which samples with the trainer's own weights"
+        require(probed, "rollout.probe_tolerance", unprobed, tolerance)
         if stage != "fit":
             return
         self.calibrator = find_one(self.trainer, RewardCalibrator)
@@ -246,9 +255,10 @@ class RLVRModule(LightningModule):
     @override
     def training_step(self, prompts: PromptBatch, batch_idx: int) -> dict[str, StepRecord]:
         started = time.perf_counter()
-        metrics = StepMetrics()
-        collection = self._collect(prompts)
-        learner = Learner(self, self._loss_rows(collection), metrics)
+        profiler: Profiler = self.trainer.profiler  # type: ignore[attr-defined]  # set outside of the class
+        metrics, timed = StepMetrics(), Stopwatch(profiler, self.device)
+        collection = self._collect(prompts, timed)
+        learner = Learner(self, self._loss_rows(collection), metrics, timed)
         if self.calibrator.requires:
             learner.score_all()
         learner.take(calibrate(self.calibrator, learner.rollout, partial(gather_rollouts, self.trainer.strategy)))
@@ -265,8 +275,8 @@ class RLVRModule(LightningModule):
         self._log_step(metrics, record, learner, time.perf_counter() - started)
         return {"record": record}
 
-    def _collect(self, prompts: PromptBatch) -> Collection:
-        return collect(
+    def _collect(self, prompts: PromptBatch, timed: Stopwatch) -> Collection:
+        collection = collect(
             self.policy,
             self.engine,
             self.datamodule.verify,
@@ -279,7 +289,11 @@ class RLVRModule(LightningModule):
             seed_parts=(self.sample_seed, "train", self.progress.rollouts),
             first_group=self.global_rank,
             group_stride=self.trainer.world_size,
+            timed=timed,
         )
+        with timed("sync"):
+            self.engine.sleep()
+        return collection
 
     @property
     def sample_seed(self) -> int:
@@ -298,10 +312,9 @@ class RLVRModule(LightningModule):
         metrics.total("sampled_tokens", lengths)
         metrics.total("flops", learner.flops + self._rollout_flops(collection.rollout))
         metrics.maximum("time/step", seconds)
-        metrics.maximum("time/rollout", collection.rollout_seconds)
-        metrics.maximum("time/verify", collection.verify_seconds)
-        for name, value in learner.seconds.items():
-            metrics.maximum(f"time/{name}", value)
+        for part, spent in learner.timed.seconds.items():
+            metrics.maximum(f"time/{part}", spent)
+        metrics.maximum("time/micro_batch_tokens", self.micro_batch_tokens)
         scalars = metrics.reduce(self.trainer.strategy)
         if scalars["reward/unscored"] == 1:
             first = collection.verdicts[0]
@@ -414,6 +427,7 @@ class RLVRModule(LightningModule):
         self._finish_evaluation()
 
     def _finish_evaluation(self) -> None:
+        self.engine.sleep()
         self.results = self.evaluator.finish(self.trainer.strategy)
         over_all = "micro" if "micro" in self.results else next(iter(self.results), None)
         held_out = self._evaluated_split == "val" or not self.datamodule.test_sources

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_rlvr.functional.divergence import k3
-from lightning_rlvr.functional.losses import LOSS_TYPES, TokenLosses, policy_losses, token_weights
+from lightning_rlvr.functional.losses import LOSS_TYPES, TokenLosses, policy_losses, sampling_weights, token_weights
 from lightning_rlvr.pipeline import Scores
 from lightning_rlvr.settings import LossSettings
 
@@ -42,6 +42,7 @@ class Objective:
 def objective(
     scores: Scores,
     old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
     token_advantages: Tensor,
     mask: Tensor,
     settings: LossSettings,
@@ -52,7 +53,8 @@ def objective(
 
     Args:
         scores: Log-probs with gradient, and what the other terms need.
-        old_logprobs: float32 ``[b, T]``, nats, of the policy that sampled; detached.
+        old_logprobs: float32 ``[b, T]``, nats, of the policy that sampled, as the trainer sees it; detached.
+        sampler_logprobs: float32 ``[b, T]``, nats, of the same policy, as the engine saw it.
         token_advantages: float32 ``[b, T]``.
         mask: bool ``[b, T]``.
         settings: The loss.
@@ -76,7 +78,11 @@ def objective(
         epsilon_high=settings.epsilon_high,
         delta=settings.delta,
     )
-    policy = (weights * tokens.losses).sum()
+    losses = tokens.losses
+    if (correction := settings.importance_sampling) is not None:
+        cap = settings.importance_sampling_cap
+        losses = losses * sampling_weights(old_logprobs, sampler_logprobs, mask, correction=correction, cap=cap)
+    policy = (weights * losses).sum()
     kl = torch.zeros_like(policy)
     entropy = torch.zeros_like(policy)
     if scores.reference_logprobs is not None:

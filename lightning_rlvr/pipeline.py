@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from lightning_rlvr.functional.random import derive_seed
 from lightning_rlvr.plugins import Needs
 from lightning_rlvr.policy.policy import Policy
 from lightning_rlvr.rollout.base import RolloutEngine, Sampling
+from lightning_rlvr.stopwatch import Timed
 from lightning_rlvr.types import Completions, PromptBatch, Rollout, TokenStatistics
 from lightning_rlvr.verify.base import Verdict
 
@@ -38,15 +39,13 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True)
 class Collection:
-    """A rollout with what only logs need: texts, verdicts and the time that sampling and verifying took."""
+    """A rollout with what only logs need: texts and verdicts."""
 
     rollout: Rollout
     prompts: PromptBatch
     prompt_index: Tensor
     texts: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
-    rollout_seconds: float
-    verify_seconds: float
 
 
 def draw(
@@ -57,6 +56,7 @@ def draw(
     *,
     samples: Sequence[Sequence[int]],
     seed_parts: tuple[int | str, ...],
+    timed: Timed = nullcontext,
 ) -> Draw:
     """Sample completions for each prompt.
 
@@ -67,6 +67,7 @@ def draw(
         sampling: Temperature and budget.
         samples: N sequences, the numbers of the samples that each prompt wants.
         seed_parts: With problem and sample number, what a row's seed is made of (run seed, step).
+        timed: Where the seconds go.
 
     Raises:
         ValueError: The engine did not return one non-empty completion for each row.
@@ -80,8 +81,10 @@ def draw(
         dtype=torch.int64,
         device=device,
     )
-    engine.sync(policy)
-    completions = engine.generate(policy, prompts, prompt_index, seeds, sampling)
+    with timed("sync"):
+        engine.sync(policy)
+    with timed("rollout"):
+        completions = engine.generate(policy, prompts, prompt_index, seeds, sampling)
     if len(completions.completion_ids) != len(seeds) or not bool(completions.completion_mask.any(1).all()):
         raise ValueError(
             f"{type(engine).__name__} must return one non-empty completion for each of {len(seeds)} rows, got "
@@ -110,6 +113,7 @@ def collect(
     seed_parts: tuple[int | str, ...],
     first_group: int = 0,
     group_stride: int = 1,
+    timed: Timed = nullcontext,
 ) -> Collection:
     """Sample ``num_generations`` completions for each prompt and verify them.
 
@@ -123,14 +127,13 @@ def collect(
         seed_parts: With problem and sample number, what a row's seed is made of (run seed, step).
         first_group: Number of the first prompt in the global batch.
         group_stride: Distance between the numbers of neighbouring prompts.
+        timed: Where the seconds go.
     """
-    started = time.perf_counter()
     wanted = [range(num_generations)] * len(prompts)
-    drawn = draw(policy, engine, prompts, sampling, samples=wanted, seed_parts=seed_parts)
+    drawn = draw(policy, engine, prompts, sampling, samples=wanted, seed_parts=seed_parts, timed=timed)
     completions = drawn.completions
-    sampled = time.perf_counter()
-    verdicts = verify(prompts, completions, drawn.texts, sampling.max_completion_length)
-    verified = time.perf_counter()
+    with timed("verify"):
+        verdicts = verify(prompts, completions, drawn.texts, sampling.max_completion_length)
     index = completions.prompt_index
     rollout = Rollout(
         prompt_ids=prompts.prompt_ids[index],
@@ -153,8 +156,6 @@ def collect(
         prompt_index=index,
         texts=drawn.texts,
         verdicts=tuple(verdicts),
-        rollout_seconds=sampled - started,
-        verify_seconds=verified - sampled,
     )
 
 

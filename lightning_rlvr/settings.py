@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from lightning_rlvr.checks import require
-from lightning_rlvr.functional.losses import LOSS_TYPES
+from lightning_rlvr.checks import require, require_choice
+from lightning_rlvr.functional.losses import LOSS_TYPES, Correction
 from lightning_rlvr.rollout.base import RolloutEngine
 
 
@@ -20,6 +20,9 @@ class RolloutSettings:
         max_completion_length: Budget of sampled tokens, end token included.
         temperature: Sampling temperature, above 0; log-probs and statistics are those of this temperature.
         engine: Rollout engine, or its short name (`hf`).
+        probe_tolerance: Largest mean difference, in nats a token, between the log-probs of an engine with weights of
+            its own and the trainer's; above it the run stops before anything is learned. Rounding to bfloat16 makes
+            0.01 to 0.04.
         sample_seed: Seed of the sampling; by default the data seed, so that paired arms share both.
         top_p: Must stay 1 while training: log-probs would be those of another distribution.
         top_k: Must stay 0 (off) while training, likewise.
@@ -30,6 +33,7 @@ class RolloutSettings:
     max_completion_length: int = 256
     temperature: float = 1.0
     engine: RolloutEngine | str = "hf"
+    probe_tolerance: float = 0.1
     sample_seed: int | None = None
     top_p: float = 1.0
     top_k: int = 0
@@ -40,6 +44,7 @@ class RolloutSettings:
         require(self.max_completion_length >= 1, "rollout.max_completion_length", ">= 1", self.max_completion_length)
         sane = 1e-4 <= self.temperature < math.inf
         require(sane, "rollout.temperature", "positive (>= 1e-4) while training", self.temperature)
+        require(self.probe_tolerance > 0, "rollout.probe_tolerance", "positive", self.probe_tolerance)
         reason = "while training (a filter would make the log-probs those of another distribution)"
         require(self.top_p == 1.0, "rollout.top_p", f"1 {reason}", self.top_p)
         require(self.top_k == 0, "rollout.top_k", f"0 {reason}", self.top_k)
@@ -62,6 +67,11 @@ class LossSettings:
         delta: Dual clip c > 1: bound on ratio * A for A < 0; by default off.
         beta: Weight of the k3 estimate of KL(policy || policy as training starts); 0 needs no reference forward.
         entropy_coef: Weight of the entropy bonus; 0 is off.
+        importance_sampling: Weight of the policy loss where the engine sampled under other log-probs than the
+            trainer's (other kernels, or adapters merged into bfloat16): `token_truncate` exp(difference) of each
+            token, `sequence_truncate` exp(sum of differences) for all tokens of a completion; by default off. KL
+            and entropy terms are left alone.
+        importance_sampling_cap: Largest such weight, at least 1.
         num_iterations: Passes over each rollout batch.
         num_minibatches: Optimizer steps in each pass; whole prompts stay together.
         mask_truncated_completions: Leave completions without end token out of the loss and its denominators.
@@ -75,6 +85,8 @@ class LossSettings:
     delta: float | None = None
     beta: float = 0.0
     entropy_coef: float = 0.0
+    importance_sampling: Correction | None = None
+    importance_sampling_cap: float = 2.0
     num_iterations: int = 1
     num_minibatches: int = 1
     mask_truncated_completions: bool = False
@@ -102,6 +114,12 @@ class LossSettings:
         require(not (cispo and self.delta is not None), "loss.delta", "unset with loss_type cispo", self.delta)
         require(self.beta >= 0, "loss.beta", ">= 0", self.beta)
         require(self.entropy_coef >= 0, "loss.entropy_coef", ">= 0", self.entropy_coef)
+        correction, cap = self.importance_sampling, self.importance_sampling_cap
+        if correction is not None:
+            require_choice("loss.importance_sampling", get_args(Correction), correction)
+        require(cap >= 1, "loss.importance_sampling_cap", ">= 1", cap)
+        used = correction is not None or cap == type(self).importance_sampling_cap
+        require(used, "loss.importance_sampling_cap", "unset without `loss.importance_sampling`", cap)
         require(self.num_iterations >= 1, "loss.num_iterations", ">= 1", self.num_iterations)
         require(self.num_minibatches >= 1, "loss.num_minibatches", ">= 1", self.num_minibatches)
         require(

@@ -10,8 +10,8 @@ import lightning_rlvr
 
 ROOT = Path(lightning_rlvr.__file__).parent
 LAYERS = {
-    "types": 0, "registry": 0, "checks": 0, "composite": 0, "hashing": 0, "json_rows": 0,
-    "functional": 1, "tasks": 1, "distributed": 1,
+    "types": 0, "registry": 0, "checks": 0, "composite": 0, "hashing": 0, "json_rows": 0, "memory": 0,
+    "functional": 1, "tasks": 1, "distributed": 1, "stopwatch": 1,
     "calibration": 2, "credit": 2, "verify": 2, "policy": 2, "rollout": 2, "metrics": 2,
     "plugins": 3, "pipeline": 3, "data": 3, "settings": 3, "objective": 3, "record": 3, "evaluation": 3,
     "learner": 4, "module": 4,

@@ -355,6 +355,8 @@ def test_every_option_of_a_plugin_has_an_effect(name):
 LOSS = [
     {"loss_type": "dapo"}, {"epsilon": 0.01}, {"epsilon_high": 0.01}, {"delta": 1.21}, {"beta": 0.5},
     {"entropy_coef": 0.1}, {"num_iterations": 4}, {"num_minibatches": 2}, {"mask_truncated_completions": True},
+    {"importance_sampling": "token_truncate"}, {"importance_sampling": "sequence_truncate"},
+    {"importance_sampling": "token_truncate", "importance_sampling_cap": 1.0},
 ]  # fmt: skip
 ROLLOUT = [
     {"num_generations": 2}, {"max_completion_length": 5}, {"temperature": 0.7}, {"sample_seed": 3},
@@ -460,7 +462,7 @@ def test_options_without_effect_are_refused_or_promise_to_have_none(trained):
     ("settings", "tables", "elsewhere"),
     [
         (LossSettings, LOSS, {"max_tokens_per_micro_batch"}),  # test_training.py counts forwards
-        (RolloutSettings, ROLLOUT + REFUSED, set()),
+        (RolloutSettings, ROLLOUT + REFUSED, {"probe_tolerance"}),  # test_probe.py
         (OptimizerSettings, OPTIMIZER, set()),
         (EvaluationSettings, EVALUATION, {"keep"}),  # tests/test_evaluate.py
     ],

@@ -68,10 +68,12 @@ def test_rows_of_all_ranks_enter_calibration_and_every_update(tmp_path):
     compare(tmp_path, "digit_share", 3, *flags)
 
 
-def test_a_rank_without_any_signal_keeps_step(tmp_path):
+def test_a_rank_without_any_signal_keeps_step_and_retreats_with_the_one_that_ran_out_of_memory(tmp_path):
     data = tmp_path / "data.yaml"
     data.write_text(DATA.format(reward="constant_on_rank_0", prompts=4))
-    logged = train(tmp_path, "two", data, "--trainer.devices=2", "--trainer.strategy=ddp")
+    scarce = ["--trainer.callbacks+=test_out_of_memory.Scarce", "--trainer.callbacks.most=50"]
+    logged = train(tmp_path, "two", data, "--trainer.devices=2", "--trainer.strategy=ddp", *scarce)
+    assert set(logged["time/micro_batch_tokens"].values()) <= set(map(float, range(20, 51)))
     assert 0 < max(logged["advantage/rows_forwarded"].values()) <= 0.5
     assert min(logged["policy/grad_norm"].values()) > 0
 

@@ -54,7 +54,9 @@ def test_presets_are_explained(preset, parts, capsys):
 
 def test_overlays_and_flags_show():
     flags = ["-c", CONFIGS / "overlay" / "several_updates.yaml", "-c", CONFIGS / "overlay" / "kl.yaml"]
+    flags += ["--model.loss.importance_sampling=token_truncate", "--model.loss.importance_sampling_cap=3"]
     shown = explain(parse(*flags, "--credit=evidence_contrast", "--credit.ablation=ref_model"))
+    assert "times min(pi_old / mu, 3), mu the engine's probabilities" in shown
     assert "+ 0.04 k3(policy || policy as training starts)" in shown
     assert "2 training forwards, 1 scoring, 1 extra" in shown, "two passes; KL and ablation share the reference"
     assert "64 rows -> 4 optimizer steps (2 iterations x 2 minibatches of about 32 rows)" in shown

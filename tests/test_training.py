@@ -3,6 +3,7 @@
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback
 
 from lightning_rlvr.calibration.centered import CenteredCalibrator
 from lightning_rlvr.calibration.zscore import ZScoreCalibrator
@@ -16,6 +17,7 @@ from lightning_rlvr.functional.losses import LOSS_TYPES
 from lightning_rlvr.functional.statistics import TOKEN_STATISTICS
 from lightning_rlvr.monitoring.run_folder import RunLogger
 from lightning_rlvr.policy.loading import load_policy
+from lightning_rlvr.policy.settings import LoraSettings
 from runs import digit_share, fit, make_data, make_module, same_weights, scalars
 
 
@@ -166,7 +168,7 @@ def test_reference_forward_is_shared_with_the_reference_ablation(tmp_path):
     assert recorder.metrics[0]["loss/kl"] == 0.0  # the reference is the policy as training starts
 
 
-def test_second_iteration_sees_ratios_other_than_one_and_clips(tmp_path):
+def test_second_iteration_sees_ratios_other_than_one_and_clips(tmp_path):  # R1-06
     module = make_module(
         loss={"num_iterations": 2, "epsilon": 0.02}, optimizer={"learning_rate": 0.05, "max_grad_norm": 0.0}
     )
@@ -174,6 +176,8 @@ def test_second_iteration_sees_ratios_other_than_one_and_clips(tmp_path):
     metrics = recorder.metrics[0]
     assert metrics["policy/ratio_max"] > 1.02
     assert metrics["policy/clipped_low"] + metrics["policy/clipped_high"] > 0
+    [record] = recorder.records  # after the last update: the log-probs that ratios are taken to are still the first
+    torch.testing.assert_close(record.rollout.old_logprobs, record.collection.rollout.old_logprobs, atol=1e-4, rtol=0)
 
 
 def test_single_pass_equals_scoring_first(tmp_path):
@@ -300,7 +304,7 @@ def test_two_assigners_are_refused_by_name(tmp_path, extra):
         fit(tmp_path, callbacks=[extra])
 
 
-def test_kl_pulls_back_and_is_zero_at_the_start(tmp_path):
+def test_kl_pulls_back_and_is_zero_at_the_start(tmp_path):  # R1-02
     module = make_module(loss={"beta": 0.5}, optimizer={"learning_rate": 0.01})
     _, recorder, _ = fit(tmp_path, module=module, max_steps=3)
     assert recorder.metrics[0]["loss/kl"] == 0
@@ -432,3 +436,46 @@ def test_a_false_claim_to_conserve_is_reported(tmp_path):
 
     with pytest.warns(UserWarning, match="Threefold claims to conserve, but the mean credit of a completion is off"):
         fit(tmp_path, credit=Threefold(), max_steps=1)
+
+
+class Passes(Callback):
+    """Counts passes through the layers while gradients are on, and the modes that steps begin in."""
+
+    def __init__(self):
+        self.count, self.modes = 0, set()
+
+    def on_train_start(self, trainer, pl_module):
+        for layer in pl_module.policy.modules():
+            if type(layer).__name__ == "Qwen3MLP":
+                layer.register_forward_pre_hook(lambda *_: self.add(torch.is_grad_enabled()))
+
+    def add(self, counts):
+        self.count += counts
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.modes |= {layer.training for layer in pl_module.policy.modules()}
+
+
+def test_checkpointing_survives_rollouts_and_trains_every_adapter(tmp_path):  # GK-02, GK-04
+    runs, passes = [], []
+    for checkpointing in (False, True):
+        policy = {"lora": LoraSettings(rank=4), "gradient_checkpointing": checkpointing}
+        passes.append(Passes())
+        torch.manual_seed(0)  # of the adapter
+        runs.append(fit(tmp_path, module=make_module(policy=policy), max_steps=3, callbacks=[passes[-1]])[1])
+    assert passes[1].count == 2 * passes[0].count > 0, "every layer runs again in the backward of every step"
+    outer = {name: weight for name, weight in runs[1].weights[-1].items() if "lora_B" in name}
+    assert len(outer) > 7
+    assert all(weight.norm() > 0 for weight in outer.values())
+    same_weights(runs[0].weights[-1], runs[1].weights[-1], atol=1e-5, rtol=0)
+
+
+def test_steps_before_and_after_a_validation_begin_in_evaluation_mode(tmp_path):  # R1-04
+    passes = Passes()
+    trainer = Trainer(
+        logger=False, callbacks=[ZScoreCalibrator(), UniformCredit(), passes], max_steps=2, val_check_interval=1,
+        accelerator="cpu", enable_progress_bar=False, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(make_module(), datamodule=make_data())
+    assert "eval/accuracy" in trainer.callback_metrics
+    assert passes.modes == {False}, "dropout is off for life"

@@ -13,6 +13,7 @@ from lightning_rlvr.registry import Registry
 Ratio = Literal["token", "gspo_token"]
 Surrogate = Literal["clip", "cispo"]
 Aggregation = Literal["sequence_mean", "token_mean", "minibatch_token_mean", "constant_length"]
+Correction = Literal["token_truncate", "sequence_truncate"]
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,44 @@ def policy_losses(
             losses = torch.where(negative, torch.minimum(losses, -delta * token_advantages), losses)
             high |= (value > delta) & negative & mask
     return TokenLosses(torch.where(mask, losses, 0.0), low, high, value.masked_fill(~mask, 1))
+
+
+@torch.no_grad()
+def sampling_weights(
+    logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, *, correction: Correction, cap: float = 2.0
+) -> Tensor:
+    """Truncated importance weights that turn samples of the engine's distribution into samples of the trainer's.
+
+    With ``l = logprobs - sampler_logprobs``, both of the weights that sampled:
+
+    * ``token_truncate``: ``min(exp(l), cap)`` (truncated importance sampling, Ionides 2008, for each token).
+    * ``sequence_truncate``: ``min(exp(sum of l over the row), cap)`` for all of its tokens.
+
+    Laws: equal log-probs weigh exactly 1; no gradient; a weight never exceeds ``cap``. The truncating modes of TRL's
+    `vllm_importance_sampling_correction` are these without a lower bound.
+
+    Args:
+        logprobs: ``[b, T]`` float, nats, of the trainer.
+        sampler_logprobs: ``[b, T]`` float, nats, of the engine.
+        mask: ``[b, T]`` bool, valid tokens.
+        correction: Which weight.
+        cap: Largest weight, at least 1.
+
+    Returns:
+        ``[b, T]`` float32, 1 outside the mask.
+
+    Example:
+        >>> own, engine = torch.tensor([[0.6, 0.5, 0.5]]).log(), torch.tensor([[0.2, 0.5, 1.0]]).log()
+        >>> mask = torch.tensor([[True, True, True]])
+        >>> sampling_weights(own, engine, mask, correction="token_truncate")
+        tensor([[2.0000, 1.0000, 0.5000]])
+        >>> sampling_weights(own, engine, mask, correction="sequence_truncate")
+        tensor([[1.5000, 1.5000, 1.5000]])
+    """
+    difference = torch.where(mask, logprobs.float() - sampler_logprobs.float(), 0.0)
+    if correction == "sequence_truncate":
+        difference = difference.sum(1, keepdim=True).expand_as(difference)
+    return difference.exp().clamp(max=cap).masked_fill(~mask, 1.0)
 
 
 def token_weights(

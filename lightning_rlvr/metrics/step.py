@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
@@ -59,6 +61,11 @@ class StepMetrics:
         values = torch.as_tensor(values, dtype=torch.float64).flatten()
         so_far = self._maxima.get(name, values.new_tensor(-torch.inf))
         self._maxima[name] = torch.cat([values, so_far.reshape(1)]).amax()
+
+    def savepoint(self) -> Callable[[], None]:
+        """What takes back all that is added from now on; to be called once at most."""
+        state = {name: entries.copy() for name, entries in vars(self).items()}
+        return lambda: vars(self).update(state)
 
     def reduce(self, strategy: Strategy) -> dict[str, float]:
         """Scalars over all ranks; a collective call."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -18,6 +19,7 @@ from typing_extensions import override
 from lightning_rlvr.checks import require
 from lightning_rlvr.functional.masking import completion_mask
 from lightning_rlvr.functional.random import uniform
+from lightning_rlvr.memory import fits
 from lightning_rlvr.rollout.base import ENGINES, Finished, RolloutEngine, Sampling, SamplingPolicy
 from lightning_rlvr.types import Completions, PromptBatch
 
@@ -59,10 +61,25 @@ class HFEngine(RolloutEngine):
         ids = torch.full(shape, policy.pad_token_id, device=policy.model.device)
         logprobs = torch.zeros(shape, device=policy.model.device)
         with policy.merged() if self.merge_lora else nullcontext(), _decoding(policy.model):
-            by_prompt = prompt_index.argsort(stable=True)
-            batches = torch.split(by_prompt, self.max_rows or len(by_prompt)) if len(by_prompt) else ()
-            for rows in batches:
-                ids[rows], logprobs[rows] = _decode(policy, prompts, prompt_index[rows], seeds[rows], sampling)
+            left = prompt_index.argsort(stable=True)
+            while len(left):
+                rows = left[: self.max_rows]
+
+                def decode(rows: Tensor = rows) -> None:
+                    ids[rows], logprobs[rows] = _decode(policy, prompts, prompt_index[rows], seeds[rows], sampling)
+
+                if fits(decode):
+                    left = left[len(rows) :]
+                    continue
+                if len(rows) == 1:
+                    raise MemoryError(
+                        "out of memory while a single row was decoded: lower `rollout.max_completion_length` or "
+                        "`data.max_prompt_length`"
+                    )
+                self.max_rows = len(rows) // 2
+                rank_zero_warn(
+                    f"out of memory: the engine decodes {self.max_rows} instead of {len(rows)} rows at a time"
+                )
         mask, truncated = completion_mask(ids, policy.eos_token_ids)
         length = int(mask.sum(1).max()) if len(ids) else 0
         return Completions(

@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlvr.functional.divergence import k3
-from lightning_rlvr.functional.losses import LOSS_TYPES, importance_ratio, policy_losses, token_weights
+from lightning_rlvr.functional.losses import (
+    LOSS_TYPES,
+    importance_ratio,
+    policy_losses,
+    sampling_weights,
+    token_weights,
+)
 
 SURROGATES = {name: LOSS_TYPES[name].surrogate for name in LOSS_TYPES}
 CLIPPED = [name for name, surrogate in SURROGATES.items() if surrogate == "clip"]
@@ -264,3 +270,55 @@ def test_batch_without_valid_tokens_has_loss_zero(loss_type):
 def test_unknown_loss_type_names_the_choices():
     with pytest.raises(ValueError, match=r"unknown loss type 'ppo'; choices: bnpo, cispo, dapo, dr_grpo, grpo"):
         policy_losses(*batch(), MASK, loss_type="ppo")
+
+
+CORRECTIONS = ("token_truncate", "sequence_truncate")
+
+
+def sampled(seed=0, spread=0.5):
+    own, engine, _ = batch(seed, spread)
+    return own.detach(), engine
+
+
+# Ratios 2, 4, 1/2, 1 of which the last is masked: each token alone, capped at 3; or their product 4 for all, capped.
+@pytest.mark.parametrize(
+    ("correction", "cap", "expected"),
+    [
+        ("token_truncate", 3.0, [2, 3, 0.5, 1]),
+        ("token_truncate", 1.0, [1, 1, 0.5, 1]),
+        ("sequence_truncate", 3.0, [3, 3, 3, 1]),
+        ("sequence_truncate", 5.0, [4, 4, 4, 1]),
+    ],
+)
+def test_sampling_weights_golden(correction, cap, expected):
+    own, engine = torch.tensor([[0.5, 0.8, 0.2, 0.9]]).log(), torch.tensor([[0.25, 0.2, 0.4, 0.1]]).log()
+    weights = sampling_weights(own, engine, torch.tensor([[True, True, True, False]]), correction=correction, cap=cap)
+    assert weights[0].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sampling_weights_are_those_of_a_loop(seed):
+    own, engine = sampled(seed)
+    for correction in CORRECTIONS:
+        weights = sampling_weights(own, engine, MASK, correction=correction, cap=1.2)
+        for i, row in enumerate(MASK):
+            ratios = [math.exp(own[i, t] - engine[i, t]) for t in range(5) if row[t]]
+            whole = [math.prod(ratios)] * len(ratios) if correction == "sequence_truncate" else ratios
+            assert weights[i][row].tolist() == pytest.approx([min(w, 1.2) for w in whole], rel=1e-5)
+        assert (weights[~MASK] == 1).all()
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_equal_logprobs_weigh_exactly_one_and_masked_ones_do_not_count(correction):
+    own, _ = sampled()
+    engine = torch.where(MASK, own, torch.nan)
+    assert (sampling_weights(own, engine, MASK, correction=correction, cap=1.0) == 1).all()
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("difference", [200.0, -200.0])
+def test_sampling_weights_stay_in_their_range_and_carry_no_gradient(correction, difference):
+    own, engine, _ = batch()
+    weights = sampling_weights(own + difference, engine, MASK, correction=correction, cap=2.0)
+    assert not weights.requires_grad
+    assert weights[MASK].tolist() == pytest.approx([2.0 if difference > 0 else 0.0] * int(MASK.sum()))

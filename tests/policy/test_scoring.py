@@ -113,7 +113,7 @@ def test_unknown_statistics_are_refused_with_the_choices():
         token_scores(*head_inputs(n=0), temperature=1.0, statistics=["sharpness"])
 
 
-def test_no_tensor_is_larger_than_a_chunk_of_logits():
+def test_no_tensor_is_larger_than_a_chunk_of_logits():  # ME-01
     n, chunk, v = 64, 4, 101
     hidden, weight, bias, targets = head_inputs(n=n, d=6, v=v)
     hidden.requires_grad_()
@@ -171,7 +171,7 @@ def test_second_derivatives_are_refused():
 
 
 @pytest.mark.parametrize(("temperature", "expected"), [(0.5, -0.1429), (1.0, -0.4076), (2.0, -0.6803)])
-def test_logprobs_are_those_of_the_logits_divided_by_the_temperature(temperature, expected):
+def test_logprobs_are_those_of_the_logits_divided_by_the_temperature(temperature, expected):  # LP-01
     # -log(1 + exp(-1/T) + exp(-2/T)) for the logits 2, 1, 0
     scores = token_scores(
         torch.tensor([[2.0, 1.0, 0.0]]), torch.eye(3), None, torch.tensor([0]), temperature=temperature
@@ -180,7 +180,7 @@ def test_logprobs_are_those_of_the_logits_divided_by_the_temperature(temperature
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_temperatures_near_zero_give_finite_scores(dtype):
+def test_temperatures_near_zero_give_finite_scores(dtype):  # LP-13
     hidden = torch.tensor([[30.0, 29.0, -5.0]], dtype=dtype).expand(3, -1).requires_grad_()
     scores = token_scores(
         hidden, torch.eye(3, dtype=dtype), None, torch.arange(3), temperature=1e-6, entropy=True, statistics=["margin"]
@@ -192,6 +192,6 @@ def test_temperatures_near_zero_give_finite_scores(dtype):
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
-def test_temperatures_that_are_not_positive_are_refused(temperature):
+def test_temperatures_that_are_not_positive_are_refused(temperature):  # LP-13
     with pytest.raises(ValueError, match=r"`temperature` must be positive, got (0.0|-1.0|nan)"):
         token_scores(*head_inputs(), temperature=temperature)
