@@ -103,7 +103,7 @@ def _sample(module: RLVRModule, batch: Any) -> Collection:
     return collect(
         module.policy,
         module.engine,
-        module.datamodule.verify,
+        module.datamodule.judge,
         batch,
         Sampling(temperature=settings.temperature, max_completion_length=settings.max_completion_length),
         num_generations=settings.num_generations,

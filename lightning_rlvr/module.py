@@ -279,12 +279,13 @@ class RLVRModule(LightningModule):
         collection = collect(
             self.policy,
             self.engine,
-            self.datamodule.verify,
+            self.datamodule.judge,
             prompts,
             Sampling(
                 temperature=self.rollout_settings.temperature,
                 max_completion_length=self.rollout_settings.max_completion_length,
             ),
+            row_local=self.datamodule.row_local_tasks,
             num_generations=self.rollout_settings.num_generations,
             seed_parts=(self.sample_seed, "train", self.progress.rollouts),
             first_group=self.global_rank,

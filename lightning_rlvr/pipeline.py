@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,24 +18,22 @@ from lightning_rlvr.credit.base import CreditAssigner
 from lightning_rlvr.functional.random import derive_seed
 from lightning_rlvr.plugins import Needs
 from lightning_rlvr.policy.policy import Policy
-from lightning_rlvr.rollout.base import RolloutEngine, Sampling
+from lightning_rlvr.rollout.base import Finished, RolloutEngine, Sampling
 from lightning_rlvr.stopwatch import Timed
 from lightning_rlvr.types import Completions, PromptBatch, Rollout, TokenStatistics
+from lightning_rlvr.verification import Judge, SampledRow, Verification
 from lightning_rlvr.verify.base import Verdict
 
-Verify = Callable[[PromptBatch, Completions, Sequence[str], int], list[Verdict]]
-"""Prompts, completions, their texts and their budget of tokens -> verdicts in row order."""
 Gather = Callable[[Rollout], tuple[Rollout, slice]]
 """Rows of this rank -> rows of all ranks, and where those of this rank are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """Completions as sampled, each with its number among the samples of its prompt and its text."""
+    """Completions as sampled, each with its number among the samples of its prompt."""
 
     completions: Completions
     numbers: tuple[int, ...]
-    texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +55,7 @@ def draw(
     *,
     samples: Sequence[Sequence[int]],
     seed_parts: tuple[int | str, ...],
+    finished: Finished | None = None,
     timed: Timed = nullcontext,
 ) -> Draw:
     """Sample completions for each prompt.
@@ -67,6 +67,7 @@ def draw(
         sampling: Temperature and budget.
         samples: N sequences, the numbers of the samples that each prompt wants.
         seed_parts: With problem and sample number, what a row's seed is made of (run seed, step).
+        finished: Told of rows as they end, by their number among all that are asked for.
         timed: Where the seconds go.
 
     Raises:
@@ -84,7 +85,7 @@ def draw(
     with timed("sync"):
         engine.sync(policy)
     with timed("rollout"):
-        completions = engine.generate(policy, prompts, prompt_index, seeds, sampling)
+        completions = engine.generate(policy, prompts, prompt_index, seeds, sampling, finished)
     if len(completions.completion_ids) != len(seeds) or not bool(completions.completion_mask.any(1).all()):
         raise ValueError(
             f"{type(engine).__name__} must return one non-empty completion for each of {len(seeds)} rows, got "
@@ -97,18 +98,17 @@ def draw(
         )
     numbers = {(prompt, seed): sample for (prompt, sample), seed in zip(rows, seeds.tolist(), strict=True)}
     drawn = zip(completions.prompt_index.tolist(), completions.seeds.tolist(), strict=True)
-    return Draw(
-        completions=completions, numbers=tuple(numbers[row] for row in drawn), texts=decode(policy, completions)
-    )
+    return Draw(completions=completions, numbers=tuple(numbers[row] for row in drawn))
 
 
 def collect(
     policy: Policy,
     engine: RolloutEngine,
-    verify: Verify,
+    judge: Judge,
     prompts: PromptBatch,
     sampling: Sampling,
     *,
+    row_local: AbstractSet[str] = frozenset(),
     num_generations: int,
     seed_parts: tuple[int | str, ...],
     first_group: int = 0,
@@ -120,9 +120,10 @@ def collect(
     Args:
         policy: Samples and decodes.
         engine: How it samples.
-        verify: Completions to verdicts, in row order.
+        judge: Attempts to verdicts.
         prompts: N prompts.
         sampling: Temperature and budget.
+        row_local: Tasks whose rows may be judged while others still decode.
         num_generations: Completions for each prompt; rows of a prompt are neighbours.
         seed_parts: With problem and sample number, what a row's seed is made of (run seed, step).
         first_group: Number of the first prompt in the global batch.
@@ -130,10 +131,21 @@ def collect(
         timed: Where the seconds go.
     """
     wanted = [range(num_generations)] * len(prompts)
-    drawn = draw(policy, engine, prompts, sampling, samples=wanted, seed_parts=seed_parts, timed=timed)
-    completions = drawn.completions
-    with timed("verify"):
-        verdicts = verify(prompts, completions, drawn.texts, sampling.max_completion_length)
+    with Verification(
+        judge,
+        partial(decode, policy),
+        prompts,
+        [prompt for prompt, numbers in enumerate(wanted) for _ in numbers],
+        row_local=row_local,
+        max_completion_length=sampling.max_completion_length,
+    ) as verification:
+        finished = verification.finished if verification.wants_finished else None
+        drawn = draw(
+            policy, engine, prompts, sampling, samples=wanted, seed_parts=seed_parts, finished=finished, timed=timed
+        )
+        completions = drawn.completions
+        with timed("verify"):
+            texts, verdicts = verification.complete(_rows(drawn, num_generations))
     index = completions.prompt_index
     rollout = Rollout(
         prompt_ids=prompts.prompt_ids[index],
@@ -154,15 +166,30 @@ def collect(
         rollout=rollout,
         prompts=prompts,
         prompt_index=index,
-        texts=drawn.texts,
-        verdicts=tuple(verdicts),
+        texts=texts,
+        verdicts=verdicts,
     )
 
 
-def decode(policy: Policy, completions: Completions) -> tuple[str, ...]:
-    """Completion texts, without padding and special tokens."""
-    rows = zip(completions.completion_ids.tolist(), completions.completion_mask.sum(1).tolist(), strict=True)
-    return tuple(str(policy.tokenizer.decode(ids[:length], skip_special_tokens=True)) for ids, length in rows)
+def _rows(drawn: Draw, num_generations: int) -> list[SampledRow]:
+    completions = drawn.completions
+    rows = zip(
+        completions.prompt_index.tolist(),
+        drawn.numbers,
+        completions.completion_ids.tolist(),
+        completions.completion_mask.sum(1).tolist(),
+        completions.truncated.tolist(),
+        strict=True,
+    )
+    return [
+        SampledRow(prompt * num_generations + number, tuple(ids[:length]), truncated)
+        for prompt, number, ids, length, truncated in rows
+    ]
+
+
+def decode(policy: Policy, ids: list[int]) -> str:
+    """The text of a completion, without special tokens."""
+    return str(policy.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def without_truncated(rollout: Rollout) -> Rollout:

@@ -51,7 +51,7 @@ class OneToken(RolloutEngine):
     def __init__(self, token=5):
         self.token = token
 
-    def generate(self, policy, prompts, prompt_index, seeds, sampling):
+    def generate(self, policy, prompts, prompt_index, seeds, sampling, finished=None):
         shape = (len(seeds), 1)
         return Completions(
             completion_ids=torch.full(shape, self.token),

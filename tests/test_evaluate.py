@@ -30,7 +30,7 @@ class Counting(HFEngine):
     rows: ClassVar[list[int]] = []
     batches_left = 99
 
-    def generate(self, policy, prompts, prompt_index, seeds, sampling):
+    def generate(self, policy, prompts, prompt_index, seeds, sampling, finished=None):
         if Counting.batches_left == 0:
             raise OSError("out of patience")
         Counting.batches_left -= 1

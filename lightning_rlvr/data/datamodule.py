@@ -19,7 +19,7 @@ from lightning_rlvr.data.selection import Selection
 from lightning_rlvr.data.sources import Problem, ProblemSource, Split, normalized
 from lightning_rlvr.data.templates import EncodedPrompt, PromptTemplate
 from lightning_rlvr.hashing import problem_hash
-from lightning_rlvr.types import Completions, PromptBatch, layouts
+from lightning_rlvr.types import PromptBatch, layouts
 from lightning_rlvr.verify.base import Attempt, Verdict, Verifier
 
 
@@ -212,37 +212,6 @@ class PromptDataModule(LightningDataModule):
             model_inputs={name: tuple(row.to(device) for row in rows) for name, rows in batch.model_inputs.items()},
         )
 
-    def verify(
-        self,
-        prompts: PromptBatch,
-        completions: Completions,
-        texts: Sequence[str],
-        max_completion_length: int | None = None,
-    ) -> list[Verdict]:
-        """One verdict for each completion, in row order, each by the verifier of its task.
-
-        Args:
-            prompts: The prompts that were answered.
-            completions: B sampled rows.
-            texts: B completion texts, without special tokens.
-            max_completion_length: Tokens that a completion may have; None if nobody knows.
-        """
-        lengths, ids = completions.completion_mask.sum(1).tolist(), completions.completion_ids.tolist()
-        truncated, prompt_index = completions.truncated.tolist(), completions.prompt_index.tolist()
-        attempts = [
-            Attempt(
-                prompt=prompts.prompts[prompt],
-                completion=texts[row],
-                completion_ids=tuple(ids[row][: lengths[row]]),
-                truncated=truncated[row],
-                max_completion_length=max_completion_length,
-                columns=prompts.columns[prompt],
-            )
-            for row, prompt in enumerate(prompt_index)
-        ]
-        tasks = prompts.task_id.tolist()
-        return self.judge([prompts.task_names[tasks[prompt]] for prompt in prompt_index], attempts)
-
     def judge(self, tasks: Sequence[str], attempts: Sequence[Attempt]) -> list[Verdict]:
         """One verdict for each attempt, in order, by the verifier of its task."""
         verdicts: dict[int, Verdict] = {}
@@ -253,6 +222,11 @@ class PromptDataModule(LightningDataModule):
                 raise TypeError(f"{type(verifier).__name__} must return one Verdict for each of {len(rows)} attempts")
             verdicts |= zip(rows, judged, strict=True)
         return [verdicts[row] for row in range(len(attempts))]
+
+    @property
+    def row_local_tasks(self) -> frozenset[str]:
+        """Tasks whose verifier judges an attempt by itself, in any thread."""
+        return frozenset(name for name, verifier in self.verifiers.items() if verifier.row_local)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning.pytorch.strategies import Strategy
@@ -13,14 +13,13 @@ from lightning_rlvr.evaluation.samples import Sample
 from lightning_rlvr.evaluation.store import SampleStore
 from lightning_rlvr.evaluation.summary import EvaluationSummary
 from lightning_rlvr.hashing import problem_hash
-from lightning_rlvr.pipeline import draw
+from lightning_rlvr.pipeline import decode, draw
 from lightning_rlvr.policy.policy import Policy
 from lightning_rlvr.rollout.base import RolloutEngine, Sampling
 from lightning_rlvr.types import PromptBatch
+from lightning_rlvr.verification import Judge
 from lightning_rlvr.verify.base import Attempt, Verdict
 
-Judge = Callable[[Sequence[str], Sequence[Attempt]], list[Verdict]]
-"""The task of each attempt, the attempts -> verdicts in order."""
 _ROWS_AT_ONCE = 256
 """Samples that are drawn before they are kept: at most so many are lost with a process that dies."""
 
@@ -138,14 +137,13 @@ class Evaluator:
         rows = zip(
             completions.prompt_index.tolist(),
             drawn.numbers,
-            drawn.texts,
             completions.completion_ids.tolist(),
             completions.completion_mask.sum(1).tolist(),
             completions.truncated.tolist(),
             completions.seeds.tolist(),
             strict=True,
         )
-        for row, number, text, ids, tokens, truncated, seed in rows:
+        for row, number, ids, tokens, truncated, seed in rows:
             yield (
                 row,
                 Sample(
@@ -155,7 +153,7 @@ class Evaluator:
                     tokens=tokens,
                     truncated=truncated,
                     seed=seed,
-                    text=text,
+                    text=decode(self.policy, ids[:tokens]),
                     completion_ids=ids[:tokens],
                 ),
             )

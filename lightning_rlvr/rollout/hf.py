@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +67,10 @@ class HFEngine(RolloutEngine):
                 rows = left[: self.max_rows]
 
                 def decode(rows: Tensor = rows) -> None:
-                    ids[rows], logprobs[rows] = _decode(policy, prompts, prompt_index[rows], seeds[rows], sampling)
+                    tell = None if finished is None else partial(_tell, finished, rows.tolist())
+                    ids[rows], logprobs[rows] = _decode(
+                        policy, prompts, prompt_index[rows], seeds[rows], sampling, tell
+                    )
 
                 if fits(decode):
                     left = left[len(rows) :]
@@ -92,8 +96,18 @@ class HFEngine(RolloutEngine):
         )
 
 
+def _tell(finished: Finished, rows: Sequence[int], numbers: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
+    """``finished`` for the rows with these numbers among ``rows``."""
+    finished([rows[number] for number in numbers], ids)
+
+
 def _decode(
-    policy: SamplingPolicy, prompts: PromptBatch, prompt_index: Tensor, seeds: Tensor, sampling: Sampling
+    policy: SamplingPolicy,
+    prompts: PromptBatch,
+    prompt_index: Tensor,
+    seeds: Tensor,
+    sampling: Sampling,
+    finished: Finished | None,
 ) -> tuple[Tensor, Tensor]:
     """Token ids and log-probs ``[b, max_completion_length]``; what follows an end token is arbitrary."""
     model, device, budget = policy.model, policy.model.device, sampling.max_completion_length
@@ -112,14 +126,18 @@ def _decode(
     cache.reorder_cache(repeats)
     logits, position, mask = logits[repeats], position[repeats], F.pad(mask[repeats], (0, budget), value=True)
     ended = torch.zeros_like(rows, dtype=torch.bool)
-    prompt_length = mask.shape[1] - budget
+    prompt_length, num_going = mask.shape[1] - budget, len(rows)
     for t in range(budget):
         tokens, token_logprobs = _draw(logits, uniforms[rows, t], sampling.temperature)
         ids[rows, t], logprobs[rows, t] = tokens, token_logprobs
-        ended |= torch.isin(tokens, eos)
+        ends = torch.isin(tokens, eos) & ~ended
+        ended |= ends
         going = (~ended).nonzero().squeeze(1)
         if len(going) == 0 or t + 1 == budget:
             break
+        if finished is not None and len(going) < num_going:  # the device has just been waited for
+            finished(rows[ends].tolist(), ids[rows[ends], : t + 1].tolist())
+        num_going = len(going)
         if len(going) <= len(rows) * 7 // 8:  # not at every end: it copies the cache
             cache.reorder_cache(going)
             rows, tokens, position, mask, ended = (x[going] for x in (rows, tokens, position, mask, ended))

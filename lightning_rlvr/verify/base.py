@@ -64,6 +64,8 @@ class Verifier(ABC):
 
     part_names: tuple[str, ...] = ()
     """Names of the ``parts`` that each of its verdicts has."""
+    row_local: bool = False
+    """Law: a verdict depends on its attempt alone; and it may be asked for in any thread, while others decode."""
 
     @abstractmethod
     def verify(self, attempts: Sequence[Attempt]) -> list[Verdict]:

@@ -52,6 +52,8 @@ class ChoiceVerifier(AnswerVerifier):
         ['correct', 'correct', 'wrong']
     """
 
+    row_local = True
+
     @override
     def judge(self, answered: Sequence[tuple[str, Attempt]]) -> list[Verdict]:
         return [_verdict(answer, attempt.columns) for answer, attempt in answered]

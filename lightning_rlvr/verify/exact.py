@@ -33,6 +33,8 @@ class ExactVerifier(AnswerVerifier):
         'correct'
     """
 
+    row_local = True
+
     def __init__(self, extract: Extract = "boxed", after: str | None = None) -> None:
         super().__init__(extract)
         require(after != "", "after", "some text, or left out to keep the whole extract", after)

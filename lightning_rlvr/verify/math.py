@@ -44,6 +44,8 @@ class MathVerifier(AnswerVerifier):
         ('correct', '0.5', 'last \\boxed{}; equal as mathematics')
     """
 
+    row_local = True
+
     def __init__(self, time_limit: float = 5.0, extract: Extract = "boxed") -> None:
         require_package("math_verify", "math-verify", "math", type(self).__name__)
         require(0 < time_limit < math.inf, "time_limit", "a positive number of seconds", time_limit)

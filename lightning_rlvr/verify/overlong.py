@@ -49,6 +49,8 @@ class OverlongVerifier(Verifier):
         [Verdict(status='wrong', reward=-0.75, answer=None, reason='15 tokens, of which 12 are free', parts={})]
     """
 
+    row_local = True
+
     def __init__(self, buffer: float = 0.2) -> None:
         fit = not isinstance(buffer, bool) and (0 < buffer < 1 or (buffer >= 1 and buffer % 1 == 0))
         require(fit, "buffer", "a share below 1 or a whole number of tokens", buffer)

@@ -42,6 +42,8 @@ class ReasoningGymVerifier(AnswerVerifier):
         ('correct', 'last Answer: line; chain_sum gives 1')
     """
 
+    row_local = True
+
     def __init__(self, extract: Extract = "boxed", time_limit: float = 5.0) -> None:
         require_package("reasoning_gym", "reasoning-gym", "data", type(self).__name__)
         super().__init__(extract)

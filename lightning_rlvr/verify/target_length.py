@@ -47,6 +47,8 @@ class TargetLengthVerifier(Verifier):
         [Verdict(status='wrong', reward=-0.5, answer=None, reason='15 tokens, 5 off the target of 20', parts={})]
     """
 
+    row_local = True
+
     def __init__(self, target: int, tolerance: int) -> None:
         for name, value in (("target", target), ("tolerance", tolerance)):
             require(type(value) is int and value >= 1, name, "a whole number of at least 1", value)

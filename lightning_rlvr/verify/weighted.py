@@ -52,6 +52,7 @@ class WeightedVerifier(Verifier):
     ) -> None:
         require(len(verifiers) >= 1, "verifiers", "a list of at least one verifier", verifiers)
         self.verifiers = [VERIFIERS.build(verifier) for verifier in verifiers]
+        self.row_local = all(verifier.row_local for verifier in self.verifiers)
         count = len(self.verifiers)
         self.weights = [1.0] * count if weights is None else list(weights)
         fit = len(self.weights) == count and all(map(_is_finite, self.weights))

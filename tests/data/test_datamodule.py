@@ -12,8 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_rlvr.data.datamodule import PromptDataModule
 from lightning_rlvr.data.sources import DatasetSource, Problem, ProblemSource, SumsSource
 from lightning_rlvr.data.templates import PromptTemplate
-from lightning_rlvr.types import Completions
-from lightning_rlvr.verify.base import Verdict, Verifier
+from lightning_rlvr.verify.base import Attempt, Verdict, Verifier
 from lightning_rlvr.verify.exact import ExactVerifier
 
 
@@ -451,10 +450,8 @@ class Echo(Verifier):
 
     def __init__(self, name):
         self.name = name
-        self.attempts = []
 
     def verify(self, attempts):
-        self.attempts += attempts
         return [Verdict(status="correct", reward=1.0, answer=f"{self.name}{a.completion}") for a in attempts]
 
 
@@ -463,22 +460,12 @@ def test_completions_go_to_the_verifier_of_their_task_and_keep_their_order(plain
     sources = [Listed([name * 2], ["v" + name], task=name, verifier=verifiers[name]) for name in "ab"]
     data = attach(PromptDataModule(sources), plain_tokenizer)
     (prompts,) = data.train_dataloader()
-    index = torch.tensor([1, 0, 0, 1])
-    completions = Completions(
-        completion_ids=torch.tensor([[5, 6], [7, 0], [8, 0], [9, 1]]),
-        completion_mask=torch.tensor([[True, True], [True, False], [True, False], [True, True]]),
-        truncated=torch.tensor([True, False, False, False]),
-        logprobs=torch.zeros(4, 2),
-        prompt_index=index,
-        seeds=torch.zeros(4, dtype=torch.int64),
-    )
-    verdicts = data.verify(prompts, completions, ["0", "1", "2", "3"], 64)
-    tasks = [prompts.task_names[task] for task in prompts.task_id[index].tolist()]
+    tasks = [prompts.task_names[prompts.task_id[row]] for row in (1, 0, 0, 1)]
+    attempts = [
+        Attempt(prompt="", completion=str(row), completion_ids=(), truncated=False, columns={}) for row in range(4)
+    ]
+    verdicts = data.judge(tasks, attempts)
     assert [verdict.answer for verdict in verdicts] == [f"{task}{row}" for row, task in enumerate(tasks)]
-    first = next(a for verifier in verifiers.values() for a in verifier.attempts if a.completion == "0")
-    assert (first.completion_ids, first.truncated, first.max_completion_length) == ((5, 6), True, 64)
-    assert first.prompt == prompts.prompts[1]
-    assert first.columns == prompts.columns[1]
 
 
 # --- from configs ---

@@ -1,6 +1,7 @@
 """What every verifier of the registry keeps to."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
@@ -69,6 +70,17 @@ def test_right_is_correct_and_its_row_is_sound(case):
 
 def test_no_attempts_no_verdicts(case):
     assert judge(case, []) == []
+
+
+def test_row_local_verifiers_judge_an_attempt_by_itself_in_any_thread(case):
+    name, details = case
+    if not VERIFIERS[name](**details.settings).row_local:
+        return
+    texts = [details.right, "", r"\boxed{9}", "Answer: A", details.right + " " * 30]
+    together = [repr(verdict) for verdict in judge(case, texts)]
+    with ThreadPoolExecutor(2) as threads:
+        alone = threads.map(lambda text: judge(case, [text]), texts)
+        assert [repr(verdict) for [verdict] in alone] == together
 
 
 def test_verdicts_follow_their_attempts_in_any_order(case):
