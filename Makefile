@@ -10,7 +10,7 @@ quickstart: $(INSTALLED)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m lightning_rlvr.quickstart
 
 test: $(INSTALLED)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 check: lint types test
 
