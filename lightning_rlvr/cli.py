@@ -306,6 +306,7 @@ def quiet_console() -> None:
         r"`isinstance\(treespec, LeafSpec\)` is deprecated",
         r"The `?\w*_dataloader`? does not have many workers",
         r"`weights_only` was not set",
+        r"It is recommended to use `self.log\(.*sync_dist=True",  # all that is logged is reduced over ranks already
     ):
         warnings.filterwarnings("ignore", message=message)
     for name in (

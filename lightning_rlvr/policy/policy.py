@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -271,11 +271,7 @@ class Policy(nn.Module):
         if self._peft is None or layers[0].merged:
             yield
             return
-        if getattr(self._plain, "is_quantized", False):
-            raise ValueError(
-                "the adapter cannot be merged into quantised base weights: rounding would change the policy; load "
-                "`policy.name_or_path` in bfloat16, or use what runs with the adapter apart"
-            )
+        self._refuse_quantised()
         originals = [(weight, weight.data) for layer in layers for weight in layer.get_base_layer().parameters()]
         try:
             for weight, data in originals:
@@ -287,6 +283,30 @@ class Policy(nn.Module):
                 layer.merged_adapters.clear()
             for weight, data in originals:
                 weight.data = data
+
+    def _refuse_quantised(self) -> None:
+        if getattr(self._plain, "is_quantized", False):
+            raise ValueError(
+                "the adapter cannot be merged into quantised base weights: rounding would change the policy; load "
+                "`policy.name_or_path` in bfloat16, or use what runs with the adapter apart"
+            )
+
+    @contextmanager
+    def plain(self, *, merged: bool = True) -> Iterator[PreTrainedModel]:
+        """Inside: a model without adapter layers on the policy's own weights, the adapter folded in or left out.
+
+        Raises:
+            ValueError: The base weights are quantised.
+        """
+        self._refuse_quantised()
+        with self.merged() if merged else nullcontext():
+            yield plain_copy(self._plain)
+
+    @property
+    def adapter_rank(self) -> int:
+        """Largest rank of the adapter; 0 without one."""
+        configs: list[Any] = [] if self._peft is None else list(self._peft.peft_config.values())
+        return max((rank for config in configs for rank in (config.r, *config.rank_pattern.values())), default=0)
 
     @property
     def trainable_weights(self) -> list[nn.Parameter]:
@@ -346,8 +366,7 @@ class Policy(nn.Module):
             if self._peft is not None and not merged:
                 self._peft.save_pretrained(str(new), save_embedding_layers=False)
             else:
-                with self.merged():
-                    plain = plain_copy(self._plain)
+                with self.plain() as plain:
                     plain.generation_config = self._published_generation_config
                     plain.save_pretrained(new)
             self.tokenizer.save_pretrained(new)

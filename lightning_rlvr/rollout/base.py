@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from os import PathLike
 from typing import ClassVar, Protocol
 
 from torch import Tensor
@@ -32,6 +33,20 @@ class SamplingPolicy(Protocol):
 
     def merged(self) -> AbstractContextManager[None]:
         """Inside: adapter weights are folded into the base weights; after: base weights as before, bit for bit."""
+
+    def plain(self, *, merged: bool = True) -> AbstractContextManager[PreTrainedModel]:
+        """Inside: the weights, with the adapter folded in or left out, as a model that knows of no adapter."""
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write the adapter in peft's format."""
+
+    @property
+    def adapter_rank(self) -> int:
+        """Largest rank of the adapter; 0 without one."""
+
+    @property
+    def trainable_weights(self) -> Sequence[Tensor]:
+        """What training changes."""
 
 
 Finished = Callable[[Sequence[int], Sequence[Sequence[int]]], None]

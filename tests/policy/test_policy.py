@@ -252,6 +252,8 @@ def test_merging_does_nothing_without_adapter(make_policy):
 def test_quantized_base_weights_refuse_a_merge(make_policy):  # WS-02
     policy = make_policy()
     policy.model.get_base_model().is_quantized = True
+    with pytest.raises(ValueError, match="quantised"), policy.plain(merged=False):
+        pass
     with pytest.raises(ValueError, match="quantised"), policy.merged():
         pass
 
@@ -269,6 +271,21 @@ def test_a_state_of_another_adapter_is_refused(make_policy):
     state = make_policy(lora=False).trainable_state_dict()
     with pytest.raises(ValueError, match="the checkpoint must hold the 28 trainable tensors"):
         make_policy().load_trainable_state_dict(state)
+
+
+def test_a_plain_model_shares_the_weights_with_or_without_the_adapter(make_policy):
+    policy = make_policy()
+    ids = torch.tensor([[11, 12, 13]])
+    with policy.model.disable_adapter():
+        base = policy.model(input_ids=ids).logits
+    with policy.plain() as merged, policy.plain(merged=False) as same:
+        torch.testing.assert_close(merged(input_ids=ids).logits, policy.model(input_ids=ids).logits)
+        assert torch.equal(merged(input_ids=ids).logits, same(input_ids=ids).logits), "inside, the base is merged"
+    with policy.plain(merged=False) as plain:
+        assert torch.equal(plain(input_ids=ids).logits, base)
+        assert {weight.data_ptr() for weight in plain.parameters()} <= {w.data_ptr() for w in policy.parameters()}
+    assert policy.adapter_rank == 4
+    assert make_policy(lora=False).adapter_rank == 0
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
