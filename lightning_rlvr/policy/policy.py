@@ -293,7 +293,7 @@ class Policy(nn.Module):
 
     @contextmanager
     def plain(self, *, merged: bool = True) -> Iterator[PreTrainedModel]:
-        """Inside: a model without adapter layers on the policy's own weights, the adapter folded in or left out.
+        """Inside: the policy's own weights, the adapter folded in or left out, as a model to save or read, not to run.
 
         Raises:
             ValueError: The base weights are quantised.
