@@ -124,7 +124,7 @@ class StepMeter(Callback):
         self.meter.step_ended(int(outputs["record"].forwarded.sum()))
 
 
-def configured(arm: Arm, meter: Meter, folder: str) -> LightningCLI:
+def configured(arm: Arm, meter: Meter, folder: str, **settings: object) -> LightningCLI:
     """The shipped run of this arm; rewards that mean nothing are not learned, so that lengths do not drift."""
     frozen = {"model__optimizer__learning_rate": 1e-12} if arm.forced_signal else {}
     return shipped_run(
@@ -135,6 +135,7 @@ def configured(arm: Arm, meter: Meter, folder: str) -> LightningCLI:
         model__rollout__max_completion_length=arm.max_completion_length,
         model__policy__gradient_checkpointing=arm.checkpointing,
         **frozen,
+        **settings,
     )
 
 
