@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_rlvr.checks import require, require_choice, require_package
@@ -152,16 +152,20 @@ class VLLMEngine(RolloutEngine):
             )
             engine.add_request(str(row), {"prompt_token_ids": ids[prompt]}, params, lora_request=self._adapter)
         rows: list[tuple[list[int], list[float]]] = [([], [])] * len(seeds)
-        while engine.has_unfinished_requests():
-            ended = [output for output in engine.step() if output.finished]
-            for output in ended:
-                [completion] = output.outputs
-                tokens = list(completion.token_ids)
-                by_id = zip(tokens, completion.logprobs, strict=True)
-                rows[int(output.request_id)] = tokens, [found[token].logprob for token, found in by_id]
-            if ended and finished is not None and engine.has_unfinished_requests():
-                numbers = [int(output.request_id) for output in ended]
-                finished(numbers, [rows[number][0] for number in numbers])
+        try:
+            while engine.has_unfinished_requests():
+                ended = [output for output in engine.step() if output.finished]
+                for output in ended:
+                    [completion] = output.outputs
+                    tokens = list(completion.token_ids)
+                    by_id = zip(tokens, completion.logprobs, strict=True)
+                    rows[int(output.request_id)] = tokens, [found[token].logprob for token, found in by_id]
+                if ended and finished is not None and engine.has_unfinished_requests():
+                    numbers = [int(output.request_id) for output in ended]
+                    finished(numbers, [rows[number][0] for number in numbers])
+        finally:
+            if engine.has_unfinished_requests():  # an interruption leaves them behind: they would answer the next call
+                engine.abort_request([str(row) for row in range(len(seeds))])
         return rows
 
     def _start(self, policy: SamplingPolicy) -> None:
@@ -185,6 +189,7 @@ class VLLMEngine(RolloutEngine):
                 dtype=str(model.dtype).removeprefix("torch."),
                 max_model_len=self._positions,
                 kv_cache_memory_bytes=int(self.kv_cache_gib * 2**30),
+                **_share_of_memory(device),
                 generation_config="vllm",  # its own defaults, which filter nothing: not those of a checkpoint
                 logprobs_mode="processed_logprobs",  # those of the sampling temperature
                 enforce_eager=device.type == "cpu",
@@ -199,8 +204,10 @@ class VLLMEngine(RolloutEngine):
             self._push(policy)
 
     def _push(self, policy: SamplingPolicy) -> None:
+        there = set() if self._weights is None else _frozen_embeddings(policy)
         with policy.plain(merged=self.lora == "merged") as model:
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(model.state_dict().items())})
+            weights = ((k, v) for k, v in model.state_dict().items() if v.data_ptr() not in there)
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
 
     def _swap(self, policy: SamplingPolicy) -> None:
         from vllm.lora.request import LoRARequest
@@ -219,6 +226,21 @@ def _fingerprint(policy: SamplingPolicy) -> tuple[float, ...]:
     weights = [weight.detach() for weight in policy.trainable_weights]
     bits = [int(torch.hash_tensor(weight).view(torch.int64)) for weight in weights]
     return (*bits, *(float(weight.sum(dtype=torch.float64)) for weight in weights))  # bits of equal pairs cancel out
+
+
+def _share_of_memory(device: torch.device) -> dict[str, float]:
+    """What vLLM may take of a GPU's memory: nearly all that the trainer has left, or it refuses to start."""
+    if device.type == "cpu":
+        return {}
+    free, total = torch.cuda.mem_get_info(device)
+    return {"gpu_memory_utilization": 0.95 * free / total}
+
+
+def _frozen_embeddings(policy: SamplingPolicy) -> set[int]:
+    """Where embeddings lie that no training changes: a third of what is to be brought over of a small model."""
+    layers: tuple[Any, ...] = policy.model.get_input_embeddings(), policy.model.get_output_embeddings()
+    plain = [layer for layer in layers if type(layer) in (nn.Embedding, nn.Linear)]  # and not inside an adapter layer
+    return {layer.weight.data_ptr() for layer in plain if not layer.weight.requires_grad}
 
 
 def _vllm(device: torch.device) -> Any:

@@ -178,6 +178,17 @@ def test_same_seeds_same_tokens(engine, policy):
 
 
 @installed
+def test_an_interrupted_rollout_leaves_nothing_to_the_next(engine, policy):
+    def interrupt(rows, ids):
+        raise KeyboardInterrupt
+
+    before = generate(engine, policy, budget=60)
+    with pytest.raises(KeyboardInterrupt):
+        generate(engine, policy, budget=60, seeds=torch.arange(8) + 100, finished=interrupt)
+    assert same(generate(engine, policy, budget=60), before)
+
+
+@installed
 def test_a_completion_ends_with_its_first_end_token_or_is_truncated(engine, policy):
     told = {}
 
