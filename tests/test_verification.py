@@ -151,7 +151,7 @@ def test_without_row_local_verifiers_engines_are_not_asked_to_tell(policy):
     assert [one is not None for one in asked] == [False, True, False]
 
 
-@pytest.mark.parametrize("max_rows", [None, 3])
+@pytest.mark.parametrize("max_rows", [None, 12])
 def test_rows_are_judged_while_others_decode_and_truncated_rows_at_the_end(policy, max_rows):
     log, prompts = Log(), make_prompts((0, 0, 0))
     options = {"prompts": prompts, "num_generations": 8, "budget": 100}

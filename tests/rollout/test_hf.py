@@ -234,6 +234,27 @@ def test_prompts_are_prefilled_once_and_rows_leave_when_they_end():
     assert decoded < 0.9 * 16 * len(shapes[1:])
 
 
+@pytest.mark.parametrize("max_rows", [None, 5])
+def test_rows_are_told_of_once_as_they_are_returned_and_before_the_last_forward(max_rows):
+    policy, prompts, told = make_policy(), make_prompts(), {}
+
+    def finished(rows, ids):
+        assert not told.keys() & set(rows)
+        told.update((row, (of_row, len(shapes))) for row, of_row in zip(rows, ids, strict=True))
+
+    index, seeds = torch.tensor([1, 0, 2] * 6), torch.arange(18)
+    sampling = Sampling(max_completion_length=20)
+    with recorded_forwards(policy.model) as shapes:
+        result = HFEngine(max_rows).generate(policy, prompts, index, seeds, sampling, finished)
+    expected = HFEngine(max_rows).generate(policy, prompts, index, seeds, sampling)
+    assert torch.equal(result.completion_ids, expected.completion_ids)
+    assert len(told) > 9
+    for row, (ids, forwards) in told.items():
+        assert ids == completion(result, row)
+        assert not result.truncated[row]
+        assert forwards < len(shapes)
+
+
 @pytest.mark.parametrize("pad", [PAD, EOS[0]])
 def test_after_the_first_end_token_there_is_nothing(pad):
     policy, prompts = make_policy(), make_prompts()
