@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_rlvr.checks import require, require_choice, require_package
@@ -199,8 +199,10 @@ class VLLMEngine(RolloutEngine):
             self._push(policy)
 
     def _push(self, policy: SamplingPolicy) -> None:
+        there = set() if self._weights is None else _frozen_embeddings(policy)
         with policy.plain(merged=self.lora == "merged") as model:
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(model.state_dict().items())})
+            weights = ((k, v) for k, v in model.state_dict().items() if v.data_ptr() not in there)
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
 
     def _swap(self, policy: SamplingPolicy) -> None:
         from vllm.lora.request import LoRARequest
@@ -219,6 +221,13 @@ def _fingerprint(policy: SamplingPolicy) -> tuple[float, ...]:
     weights = [weight.detach() for weight in policy.trainable_weights]
     bits = [int(torch.hash_tensor(weight).view(torch.int64)) for weight in weights]
     return (*bits, *(float(weight.sum(dtype=torch.float64)) for weight in weights))  # bits of equal pairs cancel out
+
+
+def _frozen_embeddings(policy: SamplingPolicy) -> set[int]:
+    """Where embeddings lie that no training changes: a third of what is to be brought over of a small model."""
+    layers: tuple[Any, ...] = policy.model.get_input_embeddings(), policy.model.get_output_embeddings()
+    plain = [layer for layer in layers if type(layer) in (nn.Embedding, nn.Linear)]  # and not inside an adapter layer
+    return {layer.weight.data_ptr() for layer in plain if not layer.weight.requires_grad}
 
 
 def _vllm(device: torch.device) -> Any:
