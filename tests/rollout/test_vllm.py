@@ -274,7 +274,7 @@ def test_two_processes_have_an_engine_each_and_leave_nothing(tmp_path):
     command = [sys.executable, "-m", "lightning_rlvr", "fit", "-c", str(TINY), *SMALL, "--runs_dir", str(tmp_path),
                "--name=two", "--model.rollout.engine=vllm", "--trainer.devices=2", "--trainer.strategy=ddp",
                "--trainer.max_steps=1", "--trainer.limit_val_batches=0"]  # fmt: skip
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr[-2000:]
     assert all(gap < 1e-4 for gap in scalars(tmp_path / "two" / "version_0")["policy/probe_gap"].values())
     assert not list(temporary.iterdir())
