@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -66,6 +68,11 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     """Median and quartiles of at least two values."""
     low, _, high = quantiles(values, n=4, method="inclusive")
     return {"median": round(median(values), 4), "q25": round(low, 4), "q75": round(high, 4)}
+
+
+def peak_resident() -> int:
+    """Bytes of the largest resident set of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def write(path: Path, content: dict[str, Any], tables: Sequence[Table]) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import resource
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from typing import Any
 
 import psutil
 import torch
-from common import exact_rewards, forced_rewards, shipped_run, write
+from common import exact_rewards, forced_rewards, peak_resident, shipped_run, write
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningCLI
@@ -40,6 +38,7 @@ class Arm:
     dtype: str
     forced_signal: bool
     full_length: bool
+    max_completion_length: int
     checkpointing: bool
     warmup: int
     steps: int
@@ -107,11 +106,6 @@ class Meter:
         }
 
 
-def peak_resident() -> int:
-    """Bytes of the largest resident set of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 class StepMeter(Callback):
     """Reads the meter at the steps of our trainer."""
 
@@ -130,7 +124,7 @@ class StepMeter(Callback):
         self.meter.step_ended(int(outputs["record"].forwarded.sum()))
 
 
-def configured(arm: Arm, meter: Meter, folder: str) -> LightningCLI:
+def configured(arm: Arm, meter: Meter, folder: str, **settings: object) -> LightningCLI:
     """The shipped run of this arm; rewards that mean nothing are not learned, so that lengths do not drift."""
     frozen = {"model__optimizer__learning_rate": 1e-12} if arm.forced_signal else {}
     return shipped_run(
@@ -138,8 +132,10 @@ def configured(arm: Arm, meter: Meter, folder: str) -> LightningCLI:
         meter.reward,
         dtype=arm.dtype,
         max_steps=arm.warmup + arm.steps,
+        model__rollout__max_completion_length=arm.max_completion_length,
         model__policy__gradient_checkpointing=arm.checkpointing,
         **frozen,
+        **settings,
     )
 
 
@@ -316,7 +312,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="auto: as ours picks")
     parser.add_argument("--forced-signal", action="store_true", help="rewards 0 and 1 in turn: no row can be skipped")
-    parser.add_argument("--full-length", action="store_true", help="no end token: every completion has 64 tokens")
+    parser.add_argument("--full-length", action="store_true", help="no end token: all are as long as may be")
+    parser.add_argument("--max-completion-length", type=int, default=64, metavar="TOKENS", help="64 or 256, say")
     parser.add_argument("--checkpointing", action="store_true", help="recompute layers in the backward on both sides")
     parser.add_argument("--rounds", type=int, default=2, help="new processes for each arm, alternated")
     parser.add_argument("--warmup", type=int, default=1, help="steps of each process that do not count")
@@ -337,6 +334,7 @@ def main() -> None:
                     dtype=dtype,
                     forced_signal=options.forced_signal,
                     full_length=options.full_length,
+                    max_completion_length=options.max_completion_length,
                     checkpointing=options.checkpointing,
                     warmup=options.warmup,
                     steps=options.steps,
@@ -349,7 +347,7 @@ def main() -> None:
         raise RuntimeError("the two sides did not see the same prompts: their times cannot be compared")
     arms = {name: merged(results) for name, results in rounds.items()}
     rewards = "forced rewards" if options.forced_signal else "natural rewards"
-    lengths = "64 tokens each" if options.full_length else "at most 64 tokens"
+    lengths = f"{options.max_completion_length} tokens " + ("each" if options.full_length else "at most")
     title = f"One GRPO step, SmolLM2-135M, LoRA, 4 prompts x 8 completions, {lengths}, {rewards}, {dtype}"
     settings = {name: value for name, value in asdict(arm).items() if name != "name"}
     write(

@@ -26,6 +26,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lightning_rlvr.policy.adapter import use_base_dtype
 from lightning_rlvr.policy.folders import cache_root, cached_folder
 from lightning_rlvr.policy.policy import Policy, plain_copy
 from lightning_rlvr.policy.settings import LoraSettings, PolicySettings, check_init
@@ -216,8 +217,11 @@ def _adapted(model: PreTrainedModel, lora: LoraSettings, location: str, revision
         config = _known_config(lora, lora.adapter)
     config.base_model_name_or_path, config.revision = location, revision
     if lora.adapter is None:
-        return get_peft_model(model, config)
-    return PeftModel.from_pretrained(model, lora.adapter, is_trainable=True, config=config)
+        adapted = cast(PeftModel, get_peft_model(model, config))
+    else:
+        adapted = PeftModel.from_pretrained(model, lora.adapter, is_trainable=True, config=config)
+    use_base_dtype(adapted)
+    return adapted
 
 
 def _known_config(lora: LoraSettings, adapter: str) -> LoraConfig:

