@@ -180,7 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engines", nargs="+", default=["hf", "generate"], choices=CHOICES)
     parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--group", type=int, default=8, help="completions for each prompt")
     parser.add_argument("--max-completion-length", type=int, default=256, metavar="TOKENS")

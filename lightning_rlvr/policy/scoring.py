@@ -13,6 +13,9 @@ from torch.autograd.function import once_differentiable
 from lightning_rlvr.functional.statistics import TOKEN_STATISTICS
 from lightning_rlvr.functional.statistics import entropy as shannon_entropy
 
+LARGEST_CHUNK = 128 * 49152
+"""Logits at a time: 24 MiB in float32, so that memory does not grow with the vocabulary."""
+
 
 class HeadScores(NamedTuple):
     """What one pass through the head yields for n tokens."""
@@ -56,7 +59,7 @@ def token_scores(
         softcap: Bound on the absolute logits, reached smoothly; None = none.
         statistics: Names in ``TOKEN_STATISTICS``.
         entropy: Whether to return the differentiable entropy.
-        chunk: Rows at a time: bounds the memory, changes no value.
+        chunk: Rows at a time, fewer where they would exceed ``LARGEST_CHUNK``: bounds the memory, changes no value.
 
     Raises:
         ValueError: ``temperature`` is not positive, or a statistic is unknown.
@@ -72,7 +75,8 @@ def token_scores(
     names = tuple(statistics)
     for name in names:
         TOKEN_STATISTICS[name]  # an unknown name fails here, also for n = 0
-    head = _Head(temperature, scale, softcap, names, entropy, chunk)
+    rows = max(1, min(chunk, LARGEST_CHUNK // len(weight)))
+    head = _Head(temperature, scale, softcap, names, entropy, rows)
     logprobs, entropies, *values = _ChunkedHead.apply(hidden, weight, bias, targets, head)  # type: ignore[no-untyped-call]  # as in torch
     return HeadScores(logprobs, entropies, dict(zip(names, values, strict=True)))
 
