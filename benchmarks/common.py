@@ -18,6 +18,7 @@ from rich.table import Table
 
 from lightning_rlvr.cli import RLVRCLI, quiet_console
 from lightning_rlvr.monitoring.run_folder import environment
+from lightning_rlvr.types import PromptBatch
 from lightning_rlvr.verify.answer import extract
 from lightning_rlvr.verify.function import FunctionVerifier
 
@@ -51,6 +52,14 @@ def shipped_run(folder: str, reward: Any, *, dtype: str, max_steps: int, **setti
     for source in cli.datamodule.train_sources:
         source.verifier = FunctionVerifier(reward)
     return cli
+
+
+def first_prompts(cli: LightningCLI) -> PromptBatch:
+    """The prompts of the first step, without a trainer that runs."""
+    cli.trainer.strategy.connect(cli.model)
+    cli.datamodule.trainer = cli.trainer
+    cli.datamodule.setup("fit")
+    return next(iter(cli.datamodule.train_dataloader()))
 
 
 def forced_rewards(num_rows: int) -> list[float]:
