@@ -22,6 +22,7 @@ from lightning_rlvr.functional.masking import completion_mask
 from lightning_rlvr.functional.random import uniform
 from lightning_rlvr.memory import fits
 from lightning_rlvr.rollout.base import ENGINES, Finished, RolloutEngine, Sampling, SamplingPolicy
+from lightning_rlvr.rollout.packing import packed
 from lightning_rlvr.types import Completions, PromptBatch
 
 
@@ -61,7 +62,7 @@ class HFEngine(RolloutEngine):
         shape = (len(prompt_index), sampling.max_completion_length)
         ids = torch.full(shape, policy.pad_token_id, device=policy.model.device)
         logprobs = torch.zeros(shape, device=policy.model.device)
-        with policy.merged() if self.merge_lora else nullcontext(), _decoding(policy.model):
+        with policy.merged() if self.merge_lora else nullcontext(), _decoding(policy.model), packed(policy.model):
             left = prompt_index.argsort(stable=True)
             while len(left):
                 rows = left[: self.max_rows]
