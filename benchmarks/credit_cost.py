@@ -6,6 +6,8 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from rich.table import Table
 
 from lightning_rlvr.credit.base import CREDIT_ASSIGNERS
+from lightning_rlvr.distributed import gather_rollouts
 from lightning_rlvr.learner import Learner
 from lightning_rlvr.metrics.step import StepMetrics
 from lightning_rlvr.module import RLVRModule
@@ -118,8 +121,8 @@ def _update(module: RLVRModule, collection: Collection, name: str) -> Callable[[
 
     def run() -> None:
         module.assigner, module.needs = assigner, needs
-        learner = Learner(module, collection.rollout, StepMetrics())
-        learner.take(calibrate(module.calibrator, learner.rollout, module.gather_rollouts))
+        learner = Learner(module, collection.rollout, StepMetrics(), nullcontext)
+        learner.take(calibrate(module.calibrator, learner.rollout, partial(gather_rollouts, module.trainer.strategy)))
         learner.run()
 
     return run
