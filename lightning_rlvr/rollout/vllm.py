@@ -140,19 +140,19 @@ class VLLMEngine(RolloutEngine):
 
         engine = self._llm.llm_engine
         ids = [row[mask].tolist() for row, mask in zip(prompts.prompt_ids, prompts.prompt_mask, strict=True)]
-        for row, (prompt, seed) in enumerate(zip(prompt_index, seeds, strict=True)):
-            params = SamplingParams(
-                temperature=sampling.temperature,
-                max_tokens=sampling.max_completion_length,
-                seed=seed & (2**63 - 1),  # -1 would be no seed at all
-                stop_token_ids=policy.eos_token_ids,
-                logprobs=0,  # that of the sampled token alone
-                detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
-            engine.add_request(str(row), {"prompt_token_ids": ids[prompt]}, params, lora_request=self._adapter)
         rows: list[tuple[list[int], list[float]]] = [([], [])] * len(seeds)
         try:
+            for row, (prompt, seed) in enumerate(zip(prompt_index, seeds, strict=True)):
+                params = SamplingParams(
+                    temperature=sampling.temperature,
+                    max_tokens=sampling.max_completion_length,
+                    seed=seed & (2**63 - 1),  # -1 would be no seed at all
+                    stop_token_ids=policy.eos_token_ids,
+                    logprobs=0,  # that of the sampled token alone
+                    detokenize=False,
+                    output_kind=RequestOutputKind.FINAL_ONLY,
+                )
+                engine.add_request(str(row), {"prompt_token_ids": ids[prompt]}, params, lora_request=self._adapter)
             while engine.has_unfinished_requests():
                 ended = [output for output in engine.step() if output.finished]
                 for output in ended:
