@@ -46,13 +46,13 @@ class VLLMEngine(RolloutEngine):
     Args:
         lora: How an adapter gets there: ``merged`` into the base weights, in their dtype and as the `hf` engine does
             it, or as an ``adapter`` beside them, which is less to bring over and slower to decode.
-        kv_cache_gib: Memory of the key-value cache, GiB; it bounds how many rows decode at a time.
+        kv_cache_gib: Memory of the key-value cache, GiB, taken at once; it bounds how many rows decode at a time.
         max_model_len: Longest prompt and completion together, tokens; never more than the model's positions.
     """
 
     shares_weights: ClassVar[bool] = False
 
-    def __init__(self, lora: LoraMode = "merged", kv_cache_gib: float = 2.0, max_model_len: int = 4096) -> None:
+    def __init__(self, lora: LoraMode = "merged", kv_cache_gib: float = 1.0, max_model_len: int = 4096) -> None:
         require_choice("lora", get_args(LoraMode), lora)
         require(kv_cache_gib > 0, "kv_cache_gib", "positive", kv_cache_gib)
         require(max_model_len >= 2, "max_model_len", "at least 2", max_model_len)

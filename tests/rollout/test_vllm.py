@@ -23,6 +23,7 @@ from lightning_rlvr.types import PromptBatch
 from runs import scalars
 
 installed = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
+ENGINE = ["--model.rollout.engine=VLLMEngine", "--model.rollout.engine.kv_cache_gib=0.1"]
 
 
 def move(policy, seed):
@@ -252,8 +253,7 @@ def test_a_missing_vllm_is_told_in_one_sentence(monkeypatch, capsys):
 
 @installed
 def test_a_run_trains_and_validates_and_says_no_more_than_another(tmp_path, capsys):
-    engine = ["--model.rollout.engine=VLLMEngine", "--model.rollout.engine.kv_cache_gib=0.1"]
-    logged = scalars(fit(tmp_path, *engine, "--trainer.val_check_interval=1"))
+    logged = scalars(fit(tmp_path, *ENGINE, "--trainer.val_check_interval=1"))
     assert len(logged["policy/probe_gap"]) == 2
     assert all(gap < 1e-4 for gap in logged["policy/probe_gap"].values())
     assert logged["eval/length"].keys() == {1, 2}
@@ -272,9 +272,9 @@ def test_two_processes_have_an_engine_each_and_leave_nothing(tmp_path):
         "TMPDIR": str(temporary),
     }
     command = [sys.executable, "-m", "lightning_rlvr", "fit", "-c", str(TINY), *SMALL, "--runs_dir", str(tmp_path),
-               "--name=two", "--model.rollout.engine=vllm", "--trainer.devices=2", "--trainer.strategy=ddp",
+               "--name=two", *ENGINE, "--trainer.devices=2", "--trainer.strategy=ddp",
                "--trainer.max_steps=1", "--trainer.limit_val_batches=0"]  # fmt: skip
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert all(gap < 1e-4 for gap in scalars(tmp_path / "two" / "version_0")["policy/probe_gap"].values())
     assert not list(temporary.iterdir())
