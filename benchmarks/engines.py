@@ -40,12 +40,15 @@ Round = Callable[[int], int]
 
 @contextmanager
 def protocol(name: str, policy: Policy, prompts: PromptBatch, options: argparse.Namespace) -> Iterator[Round]:
-    """An engine of ours: weights brought over and completions sampled, as in a training step."""
+    """An engine of ours: weights that changed a little brought over and completions sampled, as in a training step."""
     engine = ENGINES.build(name)
     sampling = Sampling(temperature=1.0, max_completion_length=options.max_completion_length)
     index = torch.arange(options.prompts).repeat_interleave(options.group)
 
     def run(turn: int) -> int:
+        with torch.no_grad():  # an engine need not take over what it has
+            for weight in policy.trainable_weights:
+                weight += 1e-6 * torch.randn_like(weight)
         engine.sync(policy)
         seeds = torch.arange(len(index)) + 1000 * turn
         return int(engine.generate(policy, prompts, index, seeds, sampling).completion_mask.sum())
