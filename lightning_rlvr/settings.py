@@ -19,7 +19,7 @@ class RolloutSettings:
         num_generations: Completions for each prompt (the group size G), at least 2.
         max_completion_length: Budget of sampled tokens, end token included.
         temperature: Sampling temperature, above 0; log-probs and statistics are those of this temperature.
-        engine: Rollout engine, or its short name (`hf`).
+        engine: Rollout engine, or its short name (`hf` or `vllm`).
         probe_tolerance: Largest mean difference, in nats a token, between the log-probs of an engine with weights of
             its own and the trainer's; above it the run stops before anything is learned. Rounding to bfloat16 makes
             0.01 to 0.04.
