@@ -18,6 +18,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
@@ -33,6 +34,7 @@ from lightning_rlvr.explain import explain
 from lightning_rlvr.messages import ExplainedErrors, explained, one_sentence_errors
 from lightning_rlvr.module import RLVRModule
 from lightning_rlvr.monitoring.checkpoint import AtomicCheckpointIO, RunCheckpoint
+from lightning_rlvr.monitoring.files import replace_text
 from lightning_rlvr.monitoring.ledger import RunLedger
 from lightning_rlvr.monitoring.progress import StepProgress
 from lightning_rlvr.monitoring.run_folder import RunFolder, RunLogger, run_folder, unused
@@ -90,23 +92,21 @@ class SaveRunConfig(SaveConfigCallback):
 
     @override
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        command = "test" if trainer.testing else "validate"
-        self._keep(trainer, pl_module, f"config.{command}.yaml", overwrite=True)
+        folder = run_folder(trainer)
+        if folder is not None:
+            self._keep(trainer, folder / f"config.{'test' if trainer.testing else 'validate'}.yaml")
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = run_folder(trainer)
         if folder is not None:
-            self._keep(trainer, pl_module, unused(folder / "config.yaml").name, overwrite=False)
+            self._keep(trainer, unused(folder / "config.yaml"))
 
-    def _keep(self, trainer: Trainer, pl_module: LightningModule, name: str, *, overwrite: bool) -> None:
-        self.config_filename, self.overwrite = name, overwrite
-        self.already_saved = False  # by another command of the same process
-        super().setup(trainer, pl_module, str(trainer.state.fn))
-
-    @override
-    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    @rank_zero_only
+    def _keep(self, trainer: Trainer, file: Path) -> None:
         text = self.parser.dump(self.config, skip_none=False, format="yaml")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(file, text)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 block = "".join(f"    {line}\n" for line in text.splitlines())

@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+from omegaconf import OmegaConf
+
 PROGRESS_FILE, ROLLOUTS_FILE = "progress.json", "rollouts.jsonl"
 
 
@@ -33,6 +36,21 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{str(file)!r} must hold an object, got {type(content).__name__}")
     return content
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The configuration in a file.
+
+    Raises:
+        ValueError: The file holds something else.
+    """
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(file))
+    except (yaml.YAMLError, OSError) as error:  # the latter also of a number alone
+        raise ValueError(f"{str(file)!r} cannot be read as YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{str(file)!r} must hold a configuration, got {type(content).__name__}")
+    return {str(name): value for name, value in content.items()}
 
 
 def flat_settings(settings: Mapping[str, Any], *, whole_paths: bool = False) -> dict[str, str | float]:

@@ -22,7 +22,7 @@ from torch.utils.tensorboard.summary import hparams
 from typing_extensions import override
 
 from lightning_rlvr.module import RLVRModule
-from lightning_rlvr.monitoring.files import flat_settings
+from lightning_rlvr.monitoring.files import flat_settings, replace_text
 
 _PACKAGES = (
     "lightning-rlvr",
@@ -213,7 +213,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def _write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    replace_text(path, json.dumps(content, indent=2) + "\n")
 
 
 class RunLogger(TensorBoardLogger):

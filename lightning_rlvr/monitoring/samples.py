@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lightning_rlvr.checks import require
 from lightning_rlvr.module import RLVRModule
+from lightning_rlvr.monitoring.files import replace_text
 from lightning_rlvr.monitoring.run_folder import run_folder
 from lightning_rlvr.record import StepRecord
 
@@ -53,7 +54,7 @@ class SampleWriter(Callback):
             folder = self._folder / "samples"
             folder.mkdir(parents=True, exist_ok=True)
             lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
-            (folder / f"step_{step:06d}.jsonl").write_text(lines, encoding="utf-8")
+            replace_text(folder / f"step_{step:06d}.jsonl", lines)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 text = "\n\n---\n\n".join(_rendered(sample) for sample in samples)

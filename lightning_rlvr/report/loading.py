@@ -13,13 +13,11 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
-from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
 from lightning_rlvr.checks import require_choice
 from lightning_rlvr.json_rows import read_json_rows
-from lightning_rlvr.monitoring.files import PROGRESS_FILE, ROLLOUTS_FILE, flat_settings, read_json
+from lightning_rlvr.monitoring.files import PROGRESS_FILE, ROLLOUTS_FILE, flat_settings, read_json, read_yaml
 from lightning_rlvr.report.results import SweepResults
 from lightning_rlvr.verify.base import STATUSES
 
@@ -229,7 +227,7 @@ def _read_run(cell: Cell, folder: Path) -> Run:
         cell=cell,
         folder=folder,
         step=progress["step"],
-        settings=flat_settings(_plain(folder / "config.yaml")),
+        settings=flat_settings(read_yaml(folder / "config.yaml")),
         environments=environments(folder),
         problems=_read(folder / "problems.json", "data_seed", "data_hash"),
         num_rollouts=progress["rollouts"],
@@ -467,13 +465,3 @@ def _settings(runs: Sequence[Run], arms: Sequence[str]) -> tuple[dict[str, dict[
         if len({value for of_one in values.values() for value in of_one}) > 1:
             differing.append(name)
     return {arm: {n: of_arm[arm][0][n] for n in differing if n in of_arm[arm][0]} for arm in arms}, notes
-
-
-def _plain(file: Path) -> dict[str, Any]:
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(file))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{str(file)!r} cannot be read as YAML ({' '.join(str(error).split())})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{str(file)!r} must be the configuration of a run")
-    return {str(name): value for name, value in content.items()}

@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from filelock import FileLock
 
 from lightning_rlvr.cli import RLVRCLI, expand_short_names, run_settings
-from lightning_rlvr.monitoring.files import flat_settings, read_json, replace_text
+from lightning_rlvr.monitoring.files import flat_settings, read_json, read_yaml, replace_text
 from lightning_rlvr.sweep.runner import newest_run
 from lightning_rlvr.sweep.spec import Cell, SweepSpec
 
@@ -102,13 +101,18 @@ def check_runs(folder: Path, cells: Sequence[Cell], arms: Mapping[str, Arm]) -> 
     """Refuse cells whose runs were made with other settings, whether in the sweep or in a file that it names.
 
     Raises:
-        ValueError: A run has another value of a setting, which the message names.
+        ValueError: A run has another value of a setting, which the message names, or its configuration is damaged.
     """
     for cell in cells:
         run = newest_run(folder / cell.folder)
         if run is None or not (run / "config.yaml").is_file():
             continue
-        former = _comparable(run_settings(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))))
+        try:
+            former = _comparable(run_settings(read_yaml(run / "config.yaml")))
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{str(run / 'config.yaml')!r} is not the whole configuration of a run; move its folder away"
+            ) from error
         now = arms[cell.arm].settings
         for setting in [*former, *now]:
             there, here = (settings.get(setting, "unset") for settings in (former, now))

@@ -34,8 +34,8 @@ print(f"Submitted batch job {number}")
 SRUN = """
 import os, sys
 
-command = sys.argv[sys.argv.index(next(arg for arg in sys.argv if arg.endswith("python"))):]
-os.execv(command[0], command)
+start = next(n for n, arg in enumerate(sys.argv) if os.path.basename(arg).startswith("python"))
+os.execv(sys.argv[start], sys.argv[start:])
 """
 SACCT = """
 from pathlib import Path

@@ -90,6 +90,9 @@ def test_a_cell_with_another_command_is_refused(write, capsys):
     assert "give this sweep another `name`" in sentence
     Path("runs/small/sweep.json").unlink()
     assert error(capsys, "sweep", "small.yaml", "--dry-run") == sentence
+    for damaged in ("", "trainer: {max_steps: 3}", "model: null", "[3]"):
+        Path("runs/small/grpo/seed_0/version_0/config.yaml").write_text(damaged)
+        assert "seed_0/version_0/config.yaml' " in error(capsys, "sweep", "small.yaml", "--dry-run")
 
 
 def test_a_changed_file_is_another_command(write, capsys):
