@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -30,10 +30,10 @@ Gather = Callable[[Rollout], tuple[Rollout, slice]]
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """Completions as sampled, each with its number among the samples of its prompt."""
+    """Completions as sampled: padded, and row by row, each with its place among those asked for."""
 
     completions: Completions
-    numbers: tuple[int, ...]
+    rows: tuple[SampledRow, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +53,21 @@ def draw(
     prompts: PromptBatch,
     sampling: Sampling,
     *,
-    samples: Sequence[Sequence[int]],
+    wanted: Sequence[tuple[int, int]],
     seed_parts: tuple[int | str, ...],
     finished: Finished | None = None,
     timed: Timed = nullcontext,
 ) -> Draw:
-    """Sample completions for each prompt.
+    """Sample the completions that are asked for.
 
     Args:
         policy: Samples and decodes.
         engine: How it samples.
         prompts: N prompts.
         sampling: Temperature and budget.
-        samples: N sequences, the numbers of the samples that each prompt wants.
+        wanted: Prompt of each row, and its number among the samples of that prompt.
         seed_parts: With problem and sample number, what a row's seed is made of (run seed, step).
-        finished: Told of rows as they end, by their number among all that are asked for.
+        finished: Told of rows as they end, by their place in ``wanted``.
         timed: Where the seconds go.
 
     Raises:
@@ -75,13 +75,9 @@ def draw(
         FloatingPointError: Its log-probs are not finite.
     """
     device = prompts.prompt_ids.device
-    rows = [(prompt, sample) for prompt, numbers in enumerate(samples) for sample in numbers]
-    prompt_index = torch.tensor([prompt for prompt, _ in rows], dtype=torch.int64, device=device)
-    seeds = torch.tensor(
-        [derive_seed(*seed_parts, prompts.problem_ids[prompt], sample) for prompt, sample in rows],
-        dtype=torch.int64,
-        device=device,
-    )
+    prompt_index = torch.tensor([prompt for prompt, _ in wanted], dtype=torch.int64, device=device)
+    parts = [(*seed_parts, prompts.problem_ids[prompt], sample) for prompt, sample in wanted]
+    seeds = torch.tensor([derive_seed(*of_row) for of_row in parts], dtype=torch.int64, device=device)
     with timed("sync"):
         engine.sync(policy)
     with timed("rollout"):
@@ -96,9 +92,21 @@ def draw(
             f"the log-probs of {type(engine).__name__} must be finite, got "
             f"{completions.logprobs[~completions.logprobs.isfinite()][0].item()}; check the model's weights and dtype"
         )
-    numbers = {(prompt, seed): sample for (prompt, sample), seed in zip(rows, seeds.tolist(), strict=True)}
-    drawn = zip(completions.prompt_index.tolist(), completions.seeds.tolist(), strict=True)
-    return Draw(completions=completions, numbers=tuple(numbers[row] for row in drawn))
+    return Draw(completions=completions, rows=tuple(_rows(completions, prompt_index, seeds)))
+
+
+def _rows(completions: Completions, prompt_index: Tensor, seeds: Tensor) -> Iterator[SampledRow]:
+    """Completions without padding; their places are found by prompt and seed, for engines may change the order."""
+    places = {asked: place for place, asked in enumerate(zip(prompt_index.tolist(), seeds.tolist(), strict=True))}
+    for prompt, seed, ids, length, truncated in zip(
+        completions.prompt_index.tolist(),
+        completions.seeds.tolist(),
+        completions.completion_ids.tolist(),
+        completions.completion_mask.sum(1).tolist(),
+        completions.truncated.tolist(),
+        strict=True,
+    ):
+        yield SampledRow(places[prompt, seed], tuple(ids[:length]), truncated)
 
 
 def collect(
@@ -130,22 +138,22 @@ def collect(
         group_stride: Distance between the numbers of neighbouring prompts.
         timed: Where the seconds go.
     """
-    wanted = [range(num_generations)] * len(prompts)
+    wanted = [(prompt, sample) for prompt in range(len(prompts)) for sample in range(num_generations)]
     with Verification(
         judge,
-        partial(decode, policy),
+        policy.decode,
         prompts,
-        [prompt for prompt, numbers in enumerate(wanted) for _ in numbers],
+        [prompt for prompt, _ in wanted],
         row_local=row_local,
         max_completion_length=sampling.max_completion_length,
     ) as verification:
         finished = verification.finished if verification.wants_finished else None
         drawn = draw(
-            policy, engine, prompts, sampling, samples=wanted, seed_parts=seed_parts, finished=finished, timed=timed
+            policy, engine, prompts, sampling, wanted=wanted, seed_parts=seed_parts, finished=finished, timed=timed
         )
         completions = drawn.completions
         with timed("verify"):
-            texts, verdicts = verification.complete(_rows(drawn, num_generations))
+            texts, verdicts = verification.complete(drawn.rows)
     index = completions.prompt_index
     rollout = Rollout(
         prompt_ids=prompts.prompt_ids[index],
@@ -169,27 +177,6 @@ def collect(
         texts=texts,
         verdicts=verdicts,
     )
-
-
-def _rows(drawn: Draw, num_generations: int) -> list[SampledRow]:
-    completions = drawn.completions
-    rows = zip(
-        completions.prompt_index.tolist(),
-        drawn.numbers,
-        completions.completion_ids.tolist(),
-        completions.completion_mask.sum(1).tolist(),
-        completions.truncated.tolist(),
-        strict=True,
-    )
-    return [
-        SampledRow(prompt * num_generations + number, tuple(ids[:length]), truncated)
-        for prompt, number, ids, length, truncated in rows
-    ]
-
-
-def decode(policy: Policy, ids: list[int]) -> str:
-    """The text of a completion, without special tokens."""
-    return str(policy.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def without_truncated(rollout: Rollout) -> Rollout:

@@ -26,6 +26,20 @@ class SampledRow(NamedTuple):
     truncated: bool
 
 
+def attempt(
+    prompts: PromptBatch, prompt: int, text: str, ids: Sequence[int], *, truncated: bool, max_completion_length: int
+) -> Attempt:
+    """What a verifier is shown of a completion of one of the prompts."""
+    return Attempt(
+        prompt=prompts.prompts[prompt],
+        completion=text,
+        completion_ids=tuple(ids),
+        truncated=truncated,
+        max_completion_length=max_completion_length,
+        columns=prompts.columns[prompt],
+    )
+
+
 class Verification:
     """Judges rows: in a thread of its own as they end, where their verifier allows that, and all others at the end.
 
@@ -60,7 +74,7 @@ class Verification:
     def __init__(
         self,
         judge: Judge,
-        decode: Callable[[list[int]], str],
+        decode: Callable[[Sequence[int]], str],
         prompts: PromptBatch,
         prompt_index: Sequence[int],
         *,
@@ -120,17 +134,16 @@ class Verification:
                 rows.append(self._waiting.get_nowait())
         if not rows:
             return
-        texts = [self._decode(list(row.ids)) for row in rows]
+        texts = [self._decode(row.ids) for row in rows]
         verdicts = self._judge([self._tasks[row.number] for row in rows], list(map(self._attempt, rows, texts)))
         self._known.update(zip(rows, zip(texts, verdicts, strict=True), strict=True))
 
     def _attempt(self, row: SampledRow, text: str) -> Attempt:
-        prompt = self._prompt_index[row.number]
-        return Attempt(
-            prompt=self._prompts.prompts[prompt],
-            completion=text,
-            completion_ids=row.ids,
+        return attempt(
+            self._prompts,
+            self._prompt_index[row.number],
+            text,
+            row.ids,
             truncated=row.truncated,
             max_completion_length=self._max_completion_length,
-            columns=self._prompts.columns[prompt],
         )

@@ -13,12 +13,12 @@ from lightning_rlvr.evaluation.samples import Sample
 from lightning_rlvr.evaluation.store import SampleStore
 from lightning_rlvr.evaluation.summary import EvaluationSummary
 from lightning_rlvr.hashing import problem_hash
-from lightning_rlvr.pipeline import decode, draw
+from lightning_rlvr.pipeline import draw
 from lightning_rlvr.policy.policy import Policy
 from lightning_rlvr.rollout.base import RolloutEngine, Sampling
 from lightning_rlvr.types import PromptBatch
-from lightning_rlvr.verification import Judge
-from lightning_rlvr.verify.base import Attempt, Verdict
+from lightning_rlvr.verification import Judge, attempt
+from lightning_rlvr.verify.base import Verdict
 
 _ROWS_AT_ONCE = 256
 """Samples that are drawn before they are kept: at most so many are lost with a process that dies."""
@@ -128,33 +128,21 @@ class Evaluator:
     def _draw(
         self, prompts: PromptBatch, hashes: Sequence[str], wanted: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[int, Sample]]:
-        numbers: list[list[int]] = [[] for _ in hashes]
-        for row, number in wanted:
-            numbers[row].append(number)
         parts = (self.sample_seed, "evaluation")
-        drawn = draw(self.policy, self.engine, prompts, self.sampling, samples=numbers, seed_parts=parts)
-        completions = drawn.completions
-        rows = zip(
-            completions.prompt_index.tolist(),
-            drawn.numbers,
-            completions.completion_ids.tolist(),
-            completions.completion_mask.sum(1).tolist(),
-            completions.truncated.tolist(),
-            completions.seeds.tolist(),
-            strict=True,
-        )
-        for row, number, ids, tokens, truncated, seed in rows:
+        drawn = draw(self.policy, self.engine, prompts, self.sampling, wanted=wanted, seed_parts=parts)
+        for (place, ids, truncated), seed in zip(drawn.rows, drawn.completions.seeds.tolist(), strict=True):
+            row, number = wanted[place]
             yield (
                 row,
                 Sample(
                     problem_id=prompts.problem_ids[row],
                     problem_hash=hashes[row],
                     sample=number,
-                    tokens=tokens,
+                    tokens=len(ids),
                     truncated=truncated,
                     seed=seed,
-                    text=decode(self.policy, ids[:tokens]),
-                    completion_ids=ids[:tokens],
+                    text=self.policy.decode(ids),
+                    completion_ids=ids,
                 ),
             )
 
@@ -162,13 +150,13 @@ class Evaluator:
         tasks = prompts.task_id.tolist()
         sets = [prompts.task_names[tasks[row]] for row, _ in samples]
         attempts = [
-            Attempt(
-                prompt=prompts.prompts[row],
-                completion=sample.text or "",
-                completion_ids=tuple(sample.completion_ids or ()),
+            attempt(
+                prompts,
+                row,
+                sample.text or "",
+                sample.completion_ids or (),
                 truncated=sample.truncated,
                 max_completion_length=self.sampling.max_completion_length,
-                columns=prompts.columns[row],
             )
             for row, sample in samples
         ]

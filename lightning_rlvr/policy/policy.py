@@ -128,6 +128,10 @@ class Policy(nn.Module):
         """Token ids of ``text`` without special tokens."""
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
     @property
     def _plain(self) -> PreTrainedModel:
         """The transformers model; adapter layers are inside, the adapter's wrapper is not around it."""
