@@ -26,8 +26,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lightning_rlvr.policy.adapter import use_base_dtype
 from lightning_rlvr.policy.folders import cache_root, cached_folder
+from lightning_rlvr.policy.half_lora import use_base_dtype
 from lightning_rlvr.policy.policy import Policy, plain_copy
 from lightning_rlvr.policy.settings import LoraSettings, PolicySettings, check_init
 from lightning_rlvr.policy.tiny import tiny_folder

@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear
 
-from lightning_rlvr.policy.adapter import HalfLinear, use_base_dtype
+from lightning_rlvr.policy.half_lora import HalfLinear, use_base_dtype
 from lightning_rlvr.policy.tiny import build_tiny
 
 
