@@ -50,7 +50,7 @@ class SamplingPolicy(Protocol):
 
 
 Finished = Callable[[Sequence[int], Sequence[Sequence[int]]], None]
-"""Numbers of rows that have ended while others go on, and the token ids of each, end token included."""
+"""Numbers of rows that have ended while others go on, and the token ids of each, its end token included."""
 
 
 class RolloutEngine(ABC):
@@ -77,8 +77,8 @@ class RolloutEngine(ABC):
             prompt_index: int64 ``[B]``, the prompt of each row (repeated values share their prefill).
             seeds: int64 ``[B]``; a row's tokens depend on its prompt, its seed and the weights only.
             sampling: Temperature (0 = greedy) and budget.
-            finished: Told of rows as they end, each once at most and in any order, so that their verification can
-                start; an engine may leave it alone.
+            finished: Told of rows that have ended with an end token while others go on, in any order, so that their
+                verification can start; of a row again if it is decoded again. An engine may leave it alone.
         """
 
     def sync(self, policy: SamplingPolicy) -> None:  # noqa: B027  # engines that share the trainer's weights need none

@@ -160,8 +160,8 @@ class VLLMEngine(RolloutEngine):
                     tokens = list(completion.token_ids)
                     by_id = zip(tokens, completion.logprobs, strict=True)
                     rows[int(output.request_id)] = tokens, [found[token].logprob for token, found in by_id]
-                if ended and finished is not None and engine.has_unfinished_requests():
-                    numbers = [int(output.request_id) for output in ended]
+                numbers = [int(output.request_id) for output in ended if output.outputs[0].finish_reason == "stop"]
+                if numbers and finished is not None and engine.has_unfinished_requests():
                     finished(numbers, [rows[number][0] for number in numbers])
         finally:
             if engine.has_unfinished_requests():  # an interruption leaves them behind: they would answer the next call
