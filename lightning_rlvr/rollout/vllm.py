@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import warnings
@@ -265,6 +266,8 @@ def _vllm(device: torch.device) -> Any:
     if not torch.distributed.is_initialized():  # else vLLM does so, with a file that it leaves behind
         store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # is there, and not in its stubs
         torch.distributed.init_process_group(current_platform.dist_backend, store=store, rank=0, world_size=1)
+        vars(torch.ops._C)["init_cpu_memory_env"] = lambda nodes: None  # would bind the trainer's memory too
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it misses triton, which a CPU has no use for
     if torch.distributed.get_world_size() == 1:
         require(not device.index, "trainer.devices", "1 with the vllm engine (CUDA_VISIBLE_DEVICES chooses)", device)
         return vllm.LLM
@@ -280,6 +283,7 @@ def _undisturbed() -> Iterator[None]:
     dtype, threads, set_threads = torch.get_default_dtype(), torch.get_num_threads(), torch.set_num_threads
     environment = dict(os.environ)
     try:
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
@@ -293,3 +297,4 @@ def _undisturbed() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+        torch.cuda.set_rng_state_all(cuda_states)
