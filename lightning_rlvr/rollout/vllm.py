@@ -63,7 +63,8 @@ class VLLMEngine(RolloutEngine):
         self.max_model_len = max_model_len
         self._llm: Any = None  # what vLLM is, an untyped import at the top would cost every start of ours seconds
         self._policy: SamplingPolicy | None = None
-        self._weights: tuple[float, ...] | None = None
+        self._weights: tuple[int, ...] | None = None
+        self._asleep = False
         self._adapter: Any = None
         self._adapter_ids = count(1)
 
@@ -222,11 +223,12 @@ class VLLMEngine(RolloutEngine):
             engine.add_lora(self._adapter)
 
 
-def _fingerprint(policy: SamplingPolicy) -> tuple[float, ...]:
+def _fingerprint(policy: SamplingPolicy) -> tuple[int, ...]:
     """Changes with the weights that train: an evaluation of many batches brings them over once."""
     weights = [weight.detach() for weight in policy.trainable_weights]
-    bits = [int(torch.hash_tensor(weight).view(torch.int64)) for weight in weights]
-    return (*bits, *(float(weight.sum(dtype=torch.float64)) for weight in weights))  # bits of equal pairs cancel out
+    marks = [torch.hash_tensor(weight) for weight in weights]
+    marks += [weight.sum(dtype=torch.float64) for weight in weights]  # bits of equal pairs cancel out
+    return tuple(torch.stack([mark.view(torch.int64) for mark in marks]).tolist())  # waits for the device once
 
 
 def _share_of_memory(device: torch.device) -> dict[str, float]:
