@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from os import PathLike
 from typing import ClassVar, Protocol
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from lightning_rlvr.registry import Registry
 from lightning_rlvr.types import Completions, PromptBatch
@@ -34,8 +34,11 @@ class SamplingPolicy(Protocol):
     def merged(self) -> AbstractContextManager[None]:
         """Inside: adapter weights are folded into the base weights; after: base weights as before, bit for bit."""
 
-    def plain(self, *, merged: bool = True) -> AbstractContextManager[PreTrainedModel]:
-        """Inside: the weights, with the adapter folded in or left out, as a model that knows of no adapter."""
+    def plain_config(self) -> PreTrainedConfig:
+        """A config of its own for what holds the plain weights: it names the class, and no quantisation."""
+
+    def plain_weights(self, *, merged: bool = True) -> AbstractContextManager[Mapping[str, Tensor]]:
+        """Inside: the weights, with the adapter folded in or left out, by their names in a model without adapter."""
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the adapter in peft's format."""

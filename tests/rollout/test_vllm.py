@@ -156,7 +156,7 @@ def test_weights_move_with_the_trainers_and_back(engine, policy):
 def test_unchanged_weights_are_not_brought_over_again(engine, policy, monkeypatch):
     pushes = []
     push = engine._push
-    monkeypatch.setattr(engine, "_push", lambda policy: (pushes.append(1), push(policy)))
+    monkeypatch.setattr(engine, "_push", lambda policy, there: (pushes.append(1), push(policy, there)))
     engine.sync(policy)
     assert not pushes
     before = move(policy, 2)
