@@ -61,6 +61,8 @@ class RolloutEngine(ABC):
 
     shares_weights: ClassVar[bool] = True
     """Decodes with the trainer's own weights: there is nothing to bring over, and no other arithmetic to compare."""
+    max_length: int | None = None
+    """Tokens of the longest prompt and completion together; None = bounded by the model's positions alone."""
 
     @abstractmethod
     def generate(
