@@ -25,6 +25,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, Pr
 from transformers.modeling_layers import GradientCheckpointingLayer
 from typing_extensions import override
 
+from lightning_rlvr.policy.adapter import HalfLinear
 from lightning_rlvr.policy.folders import whole_folder
 from lightning_rlvr.policy.scoring import token_scores
 from lightning_rlvr.policy.shared_prompts import can_share, hidden_states, positions
@@ -267,15 +268,16 @@ class Policy(nn.Module):
         Raises:
             ValueError: The base weights are quantised.
         """
-        layers = [layer for layer in self.model.modules() if isinstance(layer, BaseTunerLayer)]
+        layers: list[Any] = [layer for layer in self.model.modules() if isinstance(layer, BaseTunerLayer)]
         if self._peft is None or layers[0].merged:
             yield
             return
         self._refuse_quantised()
         originals = [(weight, weight.data) for layer in layers for weight in layer.get_base_layer().parameters()]
+        in_place = [layer for layer in layers if not isinstance(layer, HalfLinear)]
         try:
-            for weight, data in originals:
-                weight.data = data.clone()
+            for weight in (weight for layer in in_place for weight in layer.get_base_layer().parameters()):
+                weight.data = weight.data.clone()
             self._peft.merge_adapter()
             yield
         finally:
