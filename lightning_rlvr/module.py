@@ -216,11 +216,15 @@ class RLVRModule(LightningModule):
     def _check_positions(self, split: Split, completion: int) -> None:
         positions = getattr(self.policy.model.config.get_text_config(), "max_position_embeddings", None)
         prompt = self.datamodule.longest_prompt(split)
-        if positions is not None and prompt and prompt + completion > positions:
-            raise ValueError(
-                f"the longest prompt and `max_completion_length` must fit into the {positions} positions of "
-                f"{self.policy_settings.name_or_path}, got {prompt} + {completion} tokens"
-            )
+        for most, whose in (
+            (positions, f"positions of {self.policy_settings.name_or_path}"),
+            (self.engine.max_length, f"tokens that {type(self.engine).__name__} is set up for"),
+        ):
+            if most is not None and prompt and prompt + completion > most:
+                raise ValueError(
+                    f"the longest prompt and `max_completion_length` must fit into the {most} {whose}, "
+                    f"got {prompt} + {completion} tokens"
+                )
 
     @override
     def on_fit_start(self) -> None:

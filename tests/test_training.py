@@ -18,6 +18,7 @@ from lightning_rlvr.functional.statistics import TOKEN_STATISTICS
 from lightning_rlvr.monitoring.run_folder import RunLogger
 from lightning_rlvr.policy.loading import load_policy
 from lightning_rlvr.policy.settings import LoraSettings
+from lightning_rlvr.rollout.hf import HFEngine
 from runs import digit_share, fit, make_data, make_module, same_weights, scalars
 
 
@@ -347,6 +348,15 @@ def test_arms_share_prompts_and_the_first_samples(tmp_path):
 def test_sequences_longer_than_the_model_are_refused(tmp_path):
     module = make_module(rollout={"max_completion_length": 600})
     with pytest.raises(ValueError, match=r"must fit into the 512 positions of tiny_untrained, got \d+ \+ 600"):
+        fit(tmp_path, module=module)
+
+
+@pytest.mark.parametrize("longer", ["rollout", "evaluation"])
+def test_sequences_longer_than_the_engine_takes_are_refused_before_the_first_token(tmp_path, monkeypatch, longer):
+    monkeypatch.setattr(HFEngine, "max_length", 40)
+    monkeypatch.setattr(HFEngine, "generate", lambda *args: pytest.fail("sampled"))
+    module = make_module(**{longer: {"max_completion_length": 39}})
+    with pytest.raises(ValueError, match=r"must fit into the 40 tokens that HFEngine is set up for, got \d+ \+ 39"):
         fit(tmp_path, module=module)
 
 

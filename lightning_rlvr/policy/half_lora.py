@@ -24,9 +24,24 @@ class HalfLinear(Linear):
             return super().forward(x, *args, **kwargs)
         result: Tensor = self.base_layer(x)
         for name in self.active_adapters:
-            down, up = cast(Tensor, self.lora_A[name].weight), cast(Tensor, self.lora_B[name].weight)
-            result = result + F.linear(F.linear(x, down.to(x.dtype)), (up * self.scaling[name]).to(x.dtype))
+            down, up = self._factors(name, x.dtype)
+            result = result + F.linear(F.linear(x, down), up)
         return result
+
+    @override
+    @torch.no_grad()
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Put what `forward` multiplies with, rounded once to the dtype of the base, in place of the base weight."""
+        weight = cast(Tensor, self.get_base_layer().weight)
+        for name in adapter_names or self.active_adapters:
+            down, up = self._factors(name, weight.dtype)
+            factors = (down.T, up.T) if self.fan_in_fan_out else (up, down)
+            weight.data = torch.addmm(weight.data, *factors)  # in one pass; the old tensor stays as it is
+            self.merged_adapters.append(name)
+
+    def _factors(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        down, up = cast(Tensor, self.lora_A[name].weight), cast(Tensor, self.lora_B[name].weight)
+        return down.to(dtype), (up * self.scaling[name]).to(dtype)
 
 
 def use_base_dtype(model: nn.Module) -> None:

@@ -21,10 +21,11 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 from typing_extensions import override
 
+from lightning_rlvr.policy.adapter import HalfLinear
 from lightning_rlvr.policy.folders import whole_folder
 from lightning_rlvr.policy.scoring import token_scores
 from lightning_rlvr.policy.shared_prompts import can_share, hidden_states, positions
@@ -271,15 +272,16 @@ class Policy(nn.Module):
         Raises:
             ValueError: The base weights are quantised.
         """
-        layers = [layer for layer in self.model.modules() if isinstance(layer, BaseTunerLayer)]
+        layers: list[Any] = [layer for layer in self.model.modules() if isinstance(layer, BaseTunerLayer)]
         if self._peft is None or layers[0].merged:
             yield
             return
         self._refuse_quantised()
         originals = [(weight, weight.data) for layer in layers for weight in layer.get_base_layer().parameters()]
+        in_place = [layer for layer in layers if not isinstance(layer, HalfLinear)]
         try:
-            for weight, data in originals:
-                weight.data = data.clone()
+            for weight in (weight for layer in in_place for weight in layer.get_base_layer().parameters()):
+                weight.data = weight.data.clone()
             self._peft.merge_adapter()
             yield
         finally:
@@ -295,16 +297,20 @@ class Policy(nn.Module):
                 "`policy.name_or_path` in bfloat16, or use what runs with the adapter apart"
             )
 
+    def plain_config(self) -> PreTrainedConfig:
+        """A config of its own for what holds the plain weights: it names the class, and no quantisation."""
+        return plain_config(self._plain)
+
     @contextmanager
-    def plain(self, *, merged: bool = True) -> Iterator[PreTrainedModel]:
-        """Inside: the policy's own weights, the adapter folded in or left out, as a model to save or read, not to run.
+    def plain_weights(self, *, merged: bool = True) -> Iterator[dict[str, Tensor]]:
+        """Inside: the policy's own weights, the adapter folded in or left out, by their names without adapter layers.
 
         Raises:
             ValueError: The base weights are quantised.
         """
         self._refuse_quantised()
         with self.merged() if merged else nullcontext():
-            yield plain_copy(self._plain)
+            yield plain_weights(self._plain)
 
     @property
     def adapter_rank(self) -> int:
@@ -370,7 +376,9 @@ class Policy(nn.Module):
             if self._peft is not None and not merged:
                 self._peft.save_pretrained(str(new), save_embedding_layers=False)
             else:
-                with self.plain() as plain:
+                self._refuse_quantised()
+                with self.merged():
+                    plain = plain_copy(self._plain)
                     plain.generation_config = self._published_generation_config
                     plain.save_pretrained(new)
             self.tokenizer.save_pretrained(new)
@@ -383,14 +391,24 @@ def _config_text(config: Any) -> str:
     return json.dumps(settings, sort_keys=True, default=lambda v: sorted(v) if isinstance(v, set) else str(v))
 
 
-def plain_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """The same weights, in the same memory, without adapter layers or marks of quantisation: a model to save."""
+def plain_config(model: PreTrainedModel) -> PreTrainedConfig:
+    """A copy of the config that names the model's class, without marks of quantisation."""
     config = copy.deepcopy(model.config)
     config.__dict__.pop("quantization_config", None)
+    config.architectures = [type(model).__name__]
+    return config
+
+
+def plain_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights, in the same memory, by their names in a model without adapter layers."""
+    return {k.replace(".base_layer", ""): v for k, v in model.state_dict().items() if ".lora_" not in k}
+
+
+def plain_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """The same weights, in the same memory, without adapter layers or marks of quantisation: a model to save."""
     with torch.device("meta"):
-        plain = type(model)(config)
-    state = {k.replace(".base_layer", ""): v for k, v in model.state_dict().items() if ".lora_" not in k}
-    plain.load_state_dict(state, assign=True)
+        plain = type(model)(plain_config(model))
+    plain.load_state_dict(plain_weights(model), assign=True)
     plain.tie_weights()
     return plain
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from os import PathLike
 from typing import ClassVar, Protocol
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from lightning_rlvr.registry import Registry
 from lightning_rlvr.types import Completions, PromptBatch
@@ -34,8 +34,11 @@ class SamplingPolicy(Protocol):
     def merged(self) -> AbstractContextManager[None]:
         """Inside: adapter weights are folded into the base weights; after: base weights as before, bit for bit."""
 
-    def plain(self, *, merged: bool = True) -> AbstractContextManager[PreTrainedModel]:
-        """Inside: the weights, with the adapter folded in or left out, as a model that knows of no adapter."""
+    def plain_config(self) -> PreTrainedConfig:
+        """A config of its own for what holds the plain weights: it names the class, and no quantisation."""
+
+    def plain_weights(self, *, merged: bool = True) -> AbstractContextManager[Mapping[str, Tensor]]:
+        """Inside: the weights, with the adapter folded in or left out, by their names in a model without adapter."""
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the adapter in peft's format."""
@@ -50,7 +53,7 @@ class SamplingPolicy(Protocol):
 
 
 Finished = Callable[[Sequence[int], Sequence[Sequence[int]]], None]
-"""Numbers of rows that have ended while others go on, and the token ids of each, end token included."""
+"""Numbers of rows that have ended while others go on, and the token ids of each, its end token included."""
 
 
 class RolloutEngine(ABC):
@@ -58,6 +61,8 @@ class RolloutEngine(ABC):
 
     shares_weights: ClassVar[bool] = True
     """Decodes with the trainer's own weights: there is nothing to bring over, and no other arithmetic to compare."""
+    max_length: int | None = None
+    """Tokens of the longest prompt and completion together; None = bounded by the model's positions alone."""
 
     @abstractmethod
     def generate(
@@ -77,8 +82,8 @@ class RolloutEngine(ABC):
             prompt_index: int64 ``[B]``, the prompt of each row (repeated values share their prefill).
             seeds: int64 ``[B]``; a row's tokens depend on its prompt, its seed and the weights only.
             sampling: Temperature (0 = greedy) and budget.
-            finished: Told of rows as they end, each once at most and in any order, so that their verification can
-                start; an engine may leave it alone.
+            finished: Told of rows that have ended with an end token while others go on, in any order, so that their
+                verification can start; of a row again if it is decoded again. An engine may leave it alone.
         """
 
     def sync(self, policy: SamplingPolicy) -> None:  # noqa: B027  # engines that share the trainer's weights need none

@@ -9,6 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from lightning_rlvr.memory import fits
+
 
 @contextmanager
 def packed(model: nn.Module) -> Iterator[None]:
@@ -16,7 +18,8 @@ def packed(model: nn.Module) -> Iterator[None]:
 
     A product of few rows otherwise spends half its time on reordering the weights, anew for every token. For forwards
     without gradient, between which no weight changes. The copies take as much memory as the weights. On other devices,
-    in other dtypes, and where oneDNN has no bfloat16, nothing is done.
+    in other dtypes, where oneDNN has no bfloat16, and where the memory does not suffice, nothing is done; layers whose
+    forward was replaced before keep it.
 
     Example:
         >>> layer, x = nn.Linear(64, 64).bfloat16().requires_grad_(False), torch.ones(2, 64).bfloat16()
@@ -25,15 +28,24 @@ def packed(model: nn.Module) -> Iterator[None]:
         >>> torch.allclose(inside, layer(x), rtol=1e-2, atol=1e-2)
         True
     """
-    layers = [module for module in model.modules() if type(module) is nn.Linear and _gains(module.weight)]
-    try:
+    linear = [module for module in model.modules() if type(module) is nn.Linear and "forward" not in vars(module)]
+    layers = [layer for layer in linear if _gains(layer.weight)]
+
+    def pack() -> None:
         for layer in layers:
             weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 32)
             layer.forward = partial(_multiply, weight, layer.bias)  # type: ignore[method-assign]
+
+    def unpack() -> None:
+        for layer in layers:
+            vars(layer).pop("forward", None)
+
+    try:
+        if not fits(pack):
+            unpack()
         yield
     finally:
-        for layer in layers:
-            layer.__dict__.pop("forward", None)
+        unpack()
 
 
 def _gains(weight: Tensor) -> bool:

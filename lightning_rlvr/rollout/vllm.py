@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import warnings
@@ -59,10 +60,11 @@ class VLLMEngine(RolloutEngine):
         require_package("vllm", "vLLM", "vllm", type(self).__name__)
         self.lora = lora
         self.kv_cache_gib = kv_cache_gib
-        self.max_model_len = max_model_len
+        self.max_length: int = max_model_len
         self._llm: Any = None  # what vLLM is, an untyped import at the top would cost every start of ours seconds
         self._policy: SamplingPolicy | None = None
-        self._weights: tuple[float, ...] | None = None
+        self._weights: tuple[int, ...] | None = None
+        self._asleep = False
         self._adapter: Any = None
         self._adapter_ids = count(1)
 
@@ -70,22 +72,26 @@ class VLLMEngine(RolloutEngine):
     def sync(self, policy: SamplingPolicy) -> None:
         if self._policy is not policy:
             self._start(policy)
-        elif self._weights is None:
+        elif self._asleep:
             self._llm.wake_up()
+            self._asleep = False
         if (weights := _fingerprint(policy)) == self._weights:
             return
+        held, self._weights = self._weights, None  # what is interrupted half-way leaves a mixture
         if self.lora == "merged":
-            self._push(policy)
+            self._push(policy, set() if held is None else _frozen_embeddings(policy))
         else:
+            if self._adapter is None:
+                self._push(policy, set())
             self._swap(policy)
         self._llm.reset_prefix_cache()  # it holds what the weights of before made of the prompts
         self._weights = weights
 
     @override
     def sleep(self) -> None:
-        if self._weights is not None and self._device.type == "cuda":
+        if self._policy is not None and self._device.type == "cuda" and not self._asleep:
+            self._weights, self._asleep = None, True
             self._llm.sleep(level=2 if self.lora == "merged" else 1)  # merged weights are pushed again anyway
-            self._weights = None
 
     @override
     @torch.no_grad()
@@ -105,10 +111,10 @@ class VLLMEngine(RolloutEngine):
         require(limit >= 1, "max_completion_length", "positive", limit)
         require(not prompts.model_inputs, "engine", "hf for prompts with images", "vllm")
         longest = int(prompts.prompt_mask.sum(1).max()) if len(prompts) else 0
-        if longest + limit > self._positions:
+        if longest + limit > self.max_length:
             raise ValueError(
                 f"the longest prompt and `max_completion_length` must fit into `max_model_len` of the vllm engine and "
-                f"the model's positions, {self._positions} tokens, got {longest} + {limit}"
+                f"the model's positions, {self.max_length} tokens, got {longest} + {limit}"
             )
         rows = self._decode(policy, prompts, prompt_index.tolist(), seeds.tolist(), sampling, finished)
         length = max((len(ids) for ids, _ in rows), default=0)
@@ -160,8 +166,8 @@ class VLLMEngine(RolloutEngine):
                     tokens = list(completion.token_ids)
                     by_id = zip(tokens, completion.logprobs, strict=True)
                     rows[int(output.request_id)] = tokens, [found[token].logprob for token, found in by_id]
-                if ended and finished is not None and engine.has_unfinished_requests():
-                    numbers = [int(output.request_id) for output in ended]
+                numbers = [int(output.request_id) for output in ended if output.outputs[0].finish_reason == "stop"]
+                if numbers and finished is not None and engine.has_unfinished_requests():
                     finished(numbers, [rows[number][0] for number in numbers])
         finally:
             if engine.has_unfinished_requests():  # an interruption leaves them behind: they would answer the next call
@@ -176,18 +182,17 @@ class VLLMEngine(RolloutEngine):
             )
         device, rank = policy.model.device, policy.adapter_rank
         require(self.lora == "merged" or rank > 0, "lora", "merged for a policy without adapter", self.lora)
-        with policy.plain(merged=False) as model, TemporaryDirectory() as folder, _undisturbed():
-            config = model.config
-            positions = getattr(config.get_text_config(), "max_position_embeddings", None) or self.max_model_len
-            self._positions = min(self.max_model_len, positions)
-            config.architectures = [type(model).__name__]
+        config = policy.plain_config()
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None) or self.max_length
+        self.max_length = min(self.max_length, positions)
+        with TemporaryDirectory() as folder, _undisturbed():
             config.save_pretrained(folder)
             self._llm = _vllm(device)(
                 model=folder,
                 skip_tokenizer_init=True,
                 load_format="dummy",
-                dtype=str(model.dtype).removeprefix("torch."),
-                max_model_len=self._positions,
+                dtype=str(policy.model.dtype).removeprefix("torch."),
+                max_model_len=self.max_length,
                 kv_cache_memory_bytes=int(self.kv_cache_gib * 2**30),
                 **_share_of_memory(device),
                 generation_config="vllm",  # its own defaults, which filter nothing: not those of a checkpoint
@@ -200,14 +205,12 @@ class VLLMEngine(RolloutEngine):
         # vLLM's end would take the process group along, which is the trainer's or another engine's
         self._llm.llm_engine.engine_core._finalizer.detach()
         self._policy, self._device = policy, device
-        if self.lora == "adapter":
-            self._push(policy)
 
-    def _push(self, policy: SamplingPolicy) -> None:
-        there = set() if self._weights is None else _frozen_embeddings(policy)
-        with policy.plain(merged=self.lora == "merged") as model:
-            weights = ((k, v) for k, v in model.state_dict().items() if v.data_ptr() not in there)
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+    def _push(self, policy: SamplingPolicy, there: set[int]) -> None:
+        """Bring over all weights but those that lie ``there``."""
+        with policy.plain_weights(merged=self.lora == "merged") as weights:
+            changed = ((name, weight) for name, weight in weights.items() if weight.data_ptr() not in there)
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": changed})
 
     def _swap(self, policy: SamplingPolicy) -> None:
         from vllm.lora.request import LoRARequest
@@ -221,11 +224,12 @@ class VLLMEngine(RolloutEngine):
             engine.add_lora(self._adapter)
 
 
-def _fingerprint(policy: SamplingPolicy) -> tuple[float, ...]:
+def _fingerprint(policy: SamplingPolicy) -> tuple[int, ...]:
     """Changes with the weights that train: an evaluation of many batches brings them over once."""
     weights = [weight.detach() for weight in policy.trainable_weights]
-    bits = [int(torch.hash_tensor(weight).view(torch.int64)) for weight in weights]
-    return (*bits, *(float(weight.sum(dtype=torch.float64)) for weight in weights))  # bits of equal pairs cancel out
+    marks = [torch.hash_tensor(weight) for weight in weights]
+    marks += [weight.sum(dtype=torch.float64) for weight in weights]  # bits of equal pairs cancel out
+    return tuple(torch.stack([mark.view(torch.int64) for mark in marks]).tolist())  # waits for the device once
 
 
 def _share_of_memory(device: torch.device) -> dict[str, float]:
@@ -262,6 +266,8 @@ def _vllm(device: torch.device) -> Any:
         )
     if device.type == "cpu":
         current_platform.simple_compile_backend = "eager"  # compiles what ranks log-probs: half a minute for nothing
+        vars(torch.ops._C)["init_cpu_memory_env"] = lambda nodes: None  # would bind the trainer's memory too
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it misses triton, which a CPU has no use for
     if not torch.distributed.is_initialized():  # else vLLM does so, with a file that it leaves behind
         store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # is there, and not in its stubs
         torch.distributed.init_process_group(current_platform.dist_backend, store=store, rank=0, world_size=1)
@@ -277,6 +283,7 @@ def _vllm(device: torch.device) -> Any:
 def _undisturbed() -> Iterator[None]:
     """Random states, threads, dtype and environment are afterwards what they were before; no warnings inside."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     dtype, threads, set_threads = torch.get_default_dtype(), torch.get_num_threads(), torch.set_num_threads
     environment = dict(os.environ)
     try:
@@ -293,3 +300,4 @@ def _undisturbed() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+        torch.cuda.set_rng_state_all(cuda_states)

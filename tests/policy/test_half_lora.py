@@ -19,6 +19,10 @@ def layers(model):
     return [module for module in model.modules() if isinstance(module, Linear)]
 
 
+def named(model):
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, Linear)]
+
+
 def gradients(model):
     ids = torch.arange(3, 63).reshape(2, 30)
     model(input_ids=ids, labels=ids).loss.backward()
@@ -64,6 +68,23 @@ def test_a_layer_without_its_adapter_is_the_base_layer(state):
         model.merge_adapter()
         assert layer(x).equal(layer.base_layer(x))
         torch.testing.assert_close(layer(x), with_adapter, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_merged_weights_are_the_trainers_factors_rounded_once(kind, make_policy):
+    policy = make_policy(kind, dtype="bfloat16")
+    before = {name: layer.get_base_layer().weight for name, layer in named(policy.model)}
+    before = {name: (weight, weight.detach().clone()) for name, weight in before.items()}
+    with policy.merged():
+        for name, layer in named(policy.model):
+            down = layer.lora_A["default"].weight.detach().bfloat16().double()
+            up = (layer.lora_B["default"].weight.detach() * layer.scaling["default"]).bfloat16().double()
+            product = (up @ down).T if kind == "gpt2" else up @ down
+            exact = before[name][1].double() + product
+            torch.testing.assert_close(before[name][0].double(), exact, atol=2**-9, rtol=2**-8)
+            assert not torch.equal(*before[name])
+        assert all(layer.merged for layer in layers(policy.model))
+    assert all(torch.equal(*pair) for pair in before.values())
 
 
 def test_a_layer_keeps_half_of_the_memory_that_peft_keeps():

@@ -252,7 +252,7 @@ def test_merging_does_nothing_without_adapter(make_policy):
 def test_quantized_base_weights_refuse_a_merge(make_policy):  # WS-02
     policy = make_policy()
     policy.model.get_base_model().is_quantized = True
-    with pytest.raises(ValueError, match="quantised"), policy.plain(merged=False):
+    with pytest.raises(ValueError, match="quantised"), policy.plain_weights(merged=False):
         pass
     with pytest.raises(ValueError, match="quantised"), policy.merged():
         pass
@@ -273,14 +273,17 @@ def test_a_state_of_another_adapter_is_refused(make_policy):
         make_policy().load_trainable_state_dict(state)
 
 
-def test_a_plain_model_shares_the_weights_with_or_without_the_adapter(make_policy):
-    policy = make_policy()
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+def test_plain_weights_are_those_of_the_policy_with_or_without_the_adapter(kind, make_policy):
+    policy = make_policy(kind)
     base = base_weights(policy)
-    with policy.plain(merged=False) as plain:
-        apart = {name: weight.clone() for name, weight in plain.state_dict().items()}
-        assert {weight.data_ptr() for weight in plain.parameters()} <= {w.data_ptr() for w in policy.parameters()}
-    with policy.plain() as plain:
-        folded = plain.state_dict()
+    with policy.plain_weights(merged=False) as weights:
+        apart = {name: weight.clone() for name, weight in weights.items()}
+        assert {weight.data_ptr() for weight in weights.values()} <= {w.data_ptr() for w in policy.parameters()}
+        plain = type(policy.model.get_base_model())(policy.plain_config())
+        assert weights.keys() == plain.state_dict().keys()
+    with policy.plain_weights() as weights:
+        folded = dict(weights)
     adapted = {name for name, weight in folded.items() if not torch.equal(weight, apart[name])}
     assert len(adapted) == len([name for name, _ in policy.named_trainable()]) / 2
     assert len(apart) == len(base)

@@ -44,6 +44,23 @@ def test_layers_are_plain_again_after_an_error_too():
     assert torch.equal(layer.weight, before)
 
 
+def test_without_memory_for_the_copies_all_layers_stay_plain():
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).bfloat16()
+    layers[1].weight = nn.Parameter(torch.zeros(1).bfloat16().expand(2**20, 2**21), requires_grad=False)
+    with packed(layers):
+        assert not any(map(is_packed, layers))
+    with packed(layers[0]):
+        assert is_packed(layers[0])
+
+
+def test_a_forward_that_was_replaced_before_stays():
+    layer = nn.Linear(8, 8).bfloat16()
+    layer.forward = mine = layer.forward
+    with packed(layer):
+        assert layer.forward is mine
+    assert layer.forward is mine
+
+
 def test_float32_weights_and_adapters_are_left_alone():
     model = get_peft_model(build_tiny()[0].bfloat16(), LoraConfig(r=2, target_modules=["q_proj"]))
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}

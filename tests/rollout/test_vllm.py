@@ -156,7 +156,7 @@ def test_weights_move_with_the_trainers_and_back(engine, policy):
 def test_unchanged_weights_are_not_brought_over_again(engine, policy, monkeypatch):
     pushes = []
     push = engine._push
-    monkeypatch.setattr(engine, "_push", lambda policy: (pushes.append(1), push(policy)))
+    monkeypatch.setattr(engine, "_push", lambda policy, there: (pushes.append(1), push(policy, there)))
     engine.sync(policy)
     assert not pushes
     before = move(policy, 2)
@@ -190,7 +190,34 @@ def test_an_interrupted_rollout_leaves_nothing_to_the_next(engine, policy):
 
 
 @installed
-def test_a_completion_ends_with_its_first_end_token_or_is_truncated(engine, policy):
+def test_a_push_that_failed_is_made_up_for(engine, policy, monkeypatch):
+    """Also where the weights are by then those of before it: half of the new ones may be there."""
+    first, before = generate(engine, policy), move(policy, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._llm, "reset_prefix_cache", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.sync(policy)
+    policy.load_trainable_state_dict(before)
+    engine.sync(policy)
+    assert same(generate(engine, policy), first)
+
+
+@installed
+def test_a_first_push_that_failed_is_made_up_for(policy, monkeypatch, engine):
+    late = VLLMEngine(kv_cache_gib=0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(late, "_push", lambda policy, there: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            late.sync(policy)
+    monkeypatch.setattr(late._llm, "wake_up", lambda: pytest.fail("it never slept"))
+    late.sync(policy)
+    assert same(generate(late, policy), generate(engine, policy))
+
+
+@installed
+def test_a_completion_ends_with_its_first_end_token_or_is_truncated(engine, policy, monkeypatch):
+    scheduler = engine._llm.llm_engine.engine_core.engine_core.scheduler
+    monkeypatch.setattr(scheduler, "max_num_active_reqs", 3)  # so some rows are truncated before others begin
     told = {}
 
     def finished(rows, ids):
@@ -205,6 +232,7 @@ def test_a_completion_ends_with_its_first_end_token_or_is_truncated(engine, poli
         assert ends[-1] != drawn.truncated[row]
         assert not drawn.truncated[row] or len(tokens) == 100
         assert told.get(row, tokens) == tokens
+        assert not (drawn.truncated[row] and row in told)
     assert 0 < drawn.truncated.sum() < len(INDEX), "both kinds occur"
     assert told
 
