@@ -53,7 +53,7 @@ def test_an_engine_is_compared_by_the_median_rate_where_both_ran(script):
 
 
 def test_a_part_takes_at_least_its_operations_over_the_rate_and_its_bytes_over_the_bandwidth(script):
-    part = script("roofline").Part(name="forward", operations=6e9, bytes=2e9, seconds=10.0)
+    part = script("roofline").Part(name="forward", operations=6e9, bytes=2e9, tokens=1, seconds=10.0)
     assert part.bound(rate=2e9, bandwidth=1e9) == (3.0, "rate")
     assert part.bound(rate=6e9, bandwidth=1e9) == (2.0, "bandwidth")
 
