@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from common import forced_rewards, shipped_run, spread, write
+from common import command_line, forced_rewards, shipped_run, spread, write
 from lightning.pytorch.callbacks import Callback
 from rich.table import Table
 
@@ -173,13 +171,11 @@ def _shown(values: dict[str, float]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
+    parser = command_line("credit_cost", __doc__, "config", "dtype", "threads")
+    parser.add_argument("--max-completion-length", type=int, default=64, metavar="TOKENS")
     parser.add_argument("--rounds", type=int, default=12, help="updates of each arm")
     parser.add_argument("--head-rounds", type=int, default=40, help="passes of each arm through the head alone")
     parser.add_argument("--head-tokens", type=int, default=512)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "credit_cost.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     cost = CreditCost(options.rounds, options.head_rounds, options.head_tokens)
@@ -187,8 +183,10 @@ def main() -> None:
         cli = shipped_run(
             folder,
             reward,
+            config=options.config,
             dtype=options.dtype,
             max_steps=1,
+            model__rollout__max_completion_length=options.max_completion_length,
             model__optimizer__learning_rate=1e-12,  # as good as fixed weights: every update does the same work
         )
         cli.trainer.callbacks.append(cost)

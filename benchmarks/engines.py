@@ -1,24 +1,24 @@
 """Sampled tokens per second of rollout engines beside transformers' generate and raw vLLM, on the same prompts.
 
 A pass is `hf` at 2 times `generate`, and `vllm`, weight sync included, at 0.95 of `raw_vllm`. Completions end where
-they end; each engine runs in processes of its own, in turn.
+they end; each engine runs in processes of its own, in turn. `vllm` and `raw_vllm` have the same cache, lengths, number
+of threads and log-probs, and neither keeps prompts from one round to the next.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from common import peak_resident, write
+from common import command_line, in_new_process, peak_resident, verdict, write
 from rich.table import Table
 
 from lightning_rlvr.checks import require_package
@@ -27,6 +27,7 @@ from lightning_rlvr.policy.loading import load_policy
 from lightning_rlvr.policy.policy import Policy
 from lightning_rlvr.policy.settings import PolicySettings
 from lightning_rlvr.rollout.base import ENGINES, Sampling
+from lightning_rlvr.rollout.vllm import VLLMEngine
 from lightning_rlvr.tasks import sums
 from lightning_rlvr.types import PromptBatch
 
@@ -75,17 +76,29 @@ def generate(policy: Policy, prompts: PromptBatch, options: argparse.Namespace) 
 
 @contextmanager
 def raw_vllm(policy: Policy, prompts: PromptBatch, options: argparse.Namespace) -> Iterator[Round]:
-    """Plain vLLM on a folder with the merged model; nothing is ever brought over."""
+    """Plain vLLM in this process, on a folder with the merged model; nothing is ever brought over."""
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
     from vllm import LLM, SamplingParams
 
+    ours, set_num_threads = VLLMEngine(), torch.set_num_threads  # vLLM replaces the latter
+    positions = getattr(policy.model.config, "max_position_embeddings", ours.max_model_len)
     with tempfile.TemporaryDirectory() as folder:
         policy.save(Path(folder, "model"), merged=True)
         llm = LLM(
             model=str(Path(folder, "model")),
-            dtype=options.dtype,
-            max_model_len=prompts.prompt_ids.shape[1] + options.max_completion_length,
+            skip_tokenizer_init=True,
+            dtype=str(policy.model.dtype).removeprefix("torch."),
+            max_model_len=min(ours.max_model_len, positions),
+            kv_cache_memory_bytes=int(ours.kv_cache_gib * 2**30),
+            generation_config="vllm",
+            logprobs_mode="processed_logprobs",
             enforce_eager=True,
         )
+        set_num_threads(options.threads)
         rows = zip(prompts.prompt_ids, prompts.prompt_mask, strict=True)
         asked = [{"prompt_token_ids": i[m].tolist()} for i, m in rows for _ in range(options.group)]
 
@@ -97,9 +110,11 @@ def raw_vllm(policy: Policy, prompts: PromptBatch, options: argparse.Namespace) 
                     seed=1000 * turn + row,
                     stop_token_ids=list(policy.eos_token_ids),
                     logprobs=0,
+                    detokenize=False,
                 )
                 for row in range(len(asked))
             ]
+            llm.reset_prefix_cache()  # ours has new weights in every round, and computes the prompts again
             return sum(len(o.outputs[0].token_ids) for o in llm.generate(asked, parameters, use_tqdm=False))
 
         yield run
@@ -170,47 +185,40 @@ def table(title: str, arms: dict[str, dict[str, Any]]) -> Table:
     for name in ("", "tokens / s", "tokens", "peak GiB", "ratio", "bar"):
         result.add_column(name, justify="right" if name else "left")
     for name, arm in arms.items():
-        compared = f"{ratios[name]:.2f} x {BARS[name][0]}" if name in ratios else ""
-        bar = f"{BARS[name][1]} {'met' if ratios[name] >= BARS[name][1] else 'missed'}" if name in ratios else ""
-        result.add_row(
-            name, f"{rate(arm):.0f}", f"{median(arm['tokens']):.0f}", f"{arm['peak_gib']:.2f}", compared, bar
-        )
+        cells = [f"{rate(arm):.0f}", f"{median(arm['tokens']):.0f}", f"{arm['peak_gib']:.2f}"]
+        if name in ratios:
+            other, bar = BARS[name]
+            cells += [f"{ratios[name]:.2f} x {other}", f"{bar} {verdict(ratios[name], bar, at_least=True)}"]
+        result.add_row(name, *cells)
     return result
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line("engines", __doc__, "dtype", "threads")
     parser.add_argument("--engines", nargs="+", default=["hf", "generate"], choices=CHOICES)
     parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--group", type=int, default=8, help="completions for each prompt")
     parser.add_argument("--max-completion-length", type=int, default=256, metavar="TOKENS")
     parser.add_argument("--processes", type=int, default=2, help="of each engine, in alternation")
     parser.add_argument("--rounds", type=int, default=3, help="of each process that count, after one that does not")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "engines.json")
     options = parser.parse_args()
     if {"vllm", "raw_vllm"} & set(options.engines):
         require_package("vllm", "vllm", "vllm", "engines.py")
-    arms: dict[str, dict[str, Any]] = {}
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as fresh:
-        for _ in range(options.processes):
-            for name in options.engines:
-                found = fresh.submit(measure, name, options).result()
-                arm = arms.setdefault(name, {"seconds": [], "tokens": [], "peak_gib": 0.0})
-                arm["seconds"] += found["seconds"]
-                arm["tokens"] += found["tokens"]
-                arm["peak_gib"] = max(arm["peak_gib"], found["peak_gib"])
     rows = options.prompts * options.group
     title = f"Sampling, {rows} rows, {options.max_completion_length} tokens at most, {options.dtype}"
     settings = {name: value for name, value in vars(options).items() if name != "output"}
-    write(
-        options.output,
-        {"title": title, "settings": settings, "arms": arms, "ratio": compare(arms)},
-        [table(title, arms)],
-    )
+    arms: dict[str, dict[str, Any]] = {}
+    for _ in range(options.processes):
+        for name in options.engines:
+            found = in_new_process(measure, name, options)
+            arm = arms.setdefault(name, {"seconds": [], "tokens": [], "peak_gib": 0.0})
+            arm["seconds"] += found["seconds"]
+            arm["tokens"] += found["tokens"]
+            arm["peak_gib"] = max(arm["peak_gib"], found["peak_gib"])
+            content = {"title": title, "settings": settings, "arms": arms, "ratio": compare(arms)}
+            write(options.output, content, [table(title, arms)])
 
 
 if __name__ == "__main__":

@@ -8,18 +8,16 @@ the bandwidth, whichever is more. There is no bar: the gaps, largest first, say 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import first_prompts, forced_rewards, shipped_run, write
+from common import command_line, first_prompts, forced_rewards, shipped_run, write
 from lightning.pytorch import seed_everything
 from rich.table import Table
 from torch import Tensor
@@ -27,7 +25,7 @@ from torch import Tensor
 from lightning_rlvr.pipeline import micro_batches
 from lightning_rlvr.policy.loading import load_policy
 from lightning_rlvr.policy.policy import Policy
-from lightning_rlvr.rollout.base import ENGINES, Sampling
+from lightning_rlvr.rollout.base import ENGINES, RolloutEngine, Sampling
 from lightning_rlvr.types import Completions, PromptBatch
 
 Clock = Callable[[], float]
@@ -40,6 +38,8 @@ class Part:
     name: str
     operations: float
     bytes: float
+    tokens: int
+    """Sampled, or through the layers: a prompt counts once where several rows share it."""
     seconds: float
 
     def bound(self, rate: float, bandwidth: float) -> tuple[float, str]:
@@ -164,24 +164,60 @@ def _attention(model: Sizes, lengths: Tensor) -> Tensor:
     return 2 * model.width * (lengths * (lengths + 1)).sum()
 
 
-def measured_parts(
-    policy: Policy, prompts: PromptBatch, num_generations: int, length: int, budget: int, clock: Clock
-) -> list[Part]:
-    """A rollout, and forward and backward of all its rows in micro-batches."""
-    index = torch.arange(len(prompts.prompt_ids)).repeat_interleave(num_generations)
-    engine, sampling = ENGINES.build("hf"), Sampling(max_completion_length=length)
+def rollout_part(
+    engine: RolloutEngine,
+    policy: Policy,
+    prompts: PromptBatch,
+    num_generations: int,
+    length: int,
+    *,
+    repeats: int = 1,
+    clock: Clock,
+) -> tuple[Part, Completions]:
+    """What sampling ``num_generations`` completions of at most ``length`` tokens for each prompt takes, and these."""
+    index = torch.arange(len(prompts), device=prompts.prompt_ids.device).repeat_interleave(num_generations)
+    sampling = Sampling(max_completion_length=length)
     sampled: list[Completions] = []
 
     def roll() -> None:
-        sampled[:] = [engine.generate(policy, prompts, index, torch.arange(len(index)), sampling)]
+        sampled[:] = [engine.generate(policy, prompts, index, torch.arange(len(index)).to(index), sampling)]
 
-    rollout_seconds = seconds_of(roll, 1, clock)
+    seconds = seconds_of(roll, repeats, clock)
     [completions] = sampled
+    lengths = completions.completion_mask.sum(1).cpu()
+    prompt_lengths = prompts.prompt_mask[completions.prompt_index].sum(1).cpu()
+    operations, moved = rollout_work(sizes(policy), prompt_lengths, lengths, len(prompts))
+    tokens = int(lengths.sum())
+    return Part(name="rollout", operations=operations, bytes=moved, tokens=tokens, seconds=seconds), completions
+
+
+def training_parts(
+    policy: Policy,
+    prompts: PromptBatch,
+    completions: Completions,
+    *,
+    budget: int,
+    forward_cost: int = 64,
+    repeats: int = 1,
+    clock: Clock,
+) -> list[Part]:
+    """Forward and backward of all completions in micro-batches, after one round that warms up.
+
+    Args:
+        policy: What trains.
+        prompts: N prompts.
+        completions: Of these.
+        budget: Padded tokens of a forward.
+        forward_cost: What a forward costs beside its tokens, in tokens.
+        repeats: Rounds that count; the medians are taken.
+        clock: Seconds.
+    """
+    index = completions.prompt_index
     prompt_lengths, lengths = prompts.prompt_mask[index].sum(1), completions.completion_mask.sum(1)
-    batches = micro_batches(prompt_lengths, lengths, max_tokens=budget, groups=index)
-    seconds = []
-    for _ in range(2):  # the first one warms up
-        taken, before = [0.0, 0.0], policy.num_tokens
+    batches = micro_batches(prompt_lengths, lengths, max_tokens=budget, groups=index, forward_cost=forward_cost)
+    taken = []
+    for _ in range(repeats + 1):
+        seconds, before = [0.0, 0.0], policy.num_tokens
         for rows in batches:
             columns = completions.completion_mask[rows].any(0)
             started = clock()
@@ -194,18 +230,15 @@ def measured_parts(
             )
             forwarded = clock()
             scores.logprobs.sum().backward()
-            taken[0] += forwarded - started
-            taken[1] += clock() - forwarded
-        seconds, tokens = taken, policy.num_tokens - before
-    model = sizes(policy)
-    works = (
-        rollout_work(model, prompt_lengths, lengths, len(prompts.prompt_ids)),
-        *training_work(model, prompt_lengths, lengths, tokens=tokens, batches=len(batches)),
-    )
+            seconds[0] += forwarded - started
+            seconds[1] += clock() - forwarded
+        taken.append(seconds)
+        tokens = policy.num_tokens - before
+    works = training_work(sizes(policy), prompt_lengths.cpu(), lengths.cpu(), tokens=tokens, batches=len(batches))
     return [
-        Part(name=name, operations=operations, bytes=moved, seconds=taken)
-        for name, (operations, moved), taken in zip(
-            ("rollout", "forward", "backward"), works, (rollout_seconds, *seconds), strict=True
+        Part(name=name, operations=operations, bytes=moved, tokens=tokens, seconds=median(seconds))
+        for name, (operations, moved), seconds in zip(
+            ("forward", "backward"), works, zip(*taken[1:], strict=True), strict=True
         )
     ]
 
@@ -240,39 +273,33 @@ def reward(prompts: list[str], **_: object) -> list[float]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="of the step")
+    parser = command_line("roofline", __doc__, "config", "dtype", "threads")
     parser.add_argument("--max-completion-length", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=20, help="of each product")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "roofline.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     clock = time.process_time if options.threads == 1 else time.perf_counter
     seed_everything(0, verbose=False)
     with tempfile.TemporaryDirectory() as folder:
-        cli = shipped_run(folder, reward, dtype=options.dtype, max_steps=1)
+        cli = shipped_run(folder, reward, config=options.config, dtype=options.dtype, max_steps=1)
         prompts = first_prompts(cli)
     policy = load_policy(cli.model.policy_settings, cli.model.tokenizer)
-    config, dtype = policy.model.config, policy.model.dtype
+    config, dtype = policy.model.config, str(policy.model.dtype).removeprefix("torch.")
     width, inner, words = config.hidden_size, config.intermediate_size, config.vocab_size
     layers = [(n, d, m) for n in (32, 512) for d, m in ((width, width), (width, inner), (inner, width))]
     shapes = [*layers, (32, width, words), (128, width, words)]
     kinds = {"bfloat16": torch.bfloat16, "float32": torch.float32}
     rates = {name: matrix_rates(shapes, kind, options.repeats, clock) for name, kind in kinds.items()}
     bandwidth = bandwidths(2**28, 5, clock)
+    limits = max(rates[dtype].values()), max(bandwidth.values())
+    machine = {"dtype": dtype, "threads": options.threads, "rates": rates, "bandwidth": bandwidth}
+    write(options.output, machine, [rates_table(rates, bandwidth)])
+    num_generations, length = cli.model.rollout_settings.num_generations, options.max_completion_length
     budget = cli.model.loss_settings.max_tokens_per_micro_batch
-    num_generations = cli.model.rollout_settings.num_generations
-    parts = measured_parts(policy, prompts, num_generations, options.max_completion_length, budget, clock)
-    limits = max(rates[str(dtype).removeprefix("torch.")].values()), max(bandwidth.values())
-    result = {
-        "dtype": str(dtype).removeprefix("torch."),
-        "threads": options.threads,
-        "rates": rates,
-        "bandwidth": bandwidth,
-        "parts": [vars(part) | {"bound": part.bound(*limits)} for part in parts],
-    }
-    write(options.output, result, [rates_table(rates, bandwidth), parts_table(parts, *limits)])
+    rollout, completions = rollout_part(ENGINES.build("hf"), policy, prompts, num_generations, length, clock=clock)
+    parts = [rollout, *training_parts(policy, prompts, completions, budget=budget, clock=clock)]
+    found = [vars(part) | {"bound": part.bound(*limits)} for part in parts]
+    write(options.output, machine | {"parts": found}, [parts_table(parts, *limits)])
 
 
 if __name__ == "__main__":

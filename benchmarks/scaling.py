@@ -5,16 +5,12 @@ A pass is a slope of at most 1.1 for both. Every completion is as long as may be
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from common import write
+from common import command_line, in_new_process, verdict, write
 from rich.table import Table
 from step_vs_trl import OURS, Arm, Meter, StepMeter, configured
 
@@ -55,46 +51,42 @@ def table(title: str, sizes: list[int], found: list[dict[str, list[float]]]) -> 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--completions", type=int, nargs="+", default=[32, 64, 128, 256], help="in groups of 8")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[32, 64, 128, 256], help="of 32 completions")
-    parser.add_argument("--length", type=int, default=32, help="while the number of completions grows")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
-    parser.add_argument("--steps", type=int, default=2, help="of each process that count, after one that does not")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scaling.json")
+    parser = command_line("scaling", __doc__, "config", "dtype", "threads")
+    parser.add_argument("--completions", type=int, nargs="+", default=[32, 96, 256], help="in groups of 8")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[16, 48, 128], help="of 32 completions")
+    parser.add_argument("--length", type=int, default=16, help="while the number of completions grows")
+    parser.add_argument("--steps", type=int, default=1, help="of each process that count, after one that does not")
     options = parser.parse_args()
     cases = {
         "completions": [(n, n // 8, options.length) for n in options.completions],
         "length": [(n, 4, n) for n in options.lengths],
     }
     result: dict[str, Any] = {"bar": BAR}
-    tables = []
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as fresh:
-        for name, rows in cases.items():
-            found = []
-            for _, prompts, length in rows:
-                arm = Arm(
-                    name=OURS,
-                    dtype=options.dtype,
-                    forced_signal=True,
-                    full_length=True,
-                    max_completion_length=length,
-                    checkpointing=False,
-                    warmup=1,
-                    steps=options.steps,
-                    threads=options.threads,
-                )
-                found.append(fresh.submit(measure, arm, prompts).result())
-            sizes = [size for size, *_ in rows]
-            slopes = {c: slope(sizes, [median(f[c]) for f in found]) for c in ("seconds", "cpu_seconds")}
-            verdict = "met" if slopes["seconds"] <= BAR else "missed"
-            title = (
-                f"A step by {name}: slope {slopes['seconds']} (CPU {slopes['cpu_seconds']}); bar of {BAR} {verdict}"
+    for name, rows in cases.items():
+        sizes, found = [], []
+        for size, prompts, length in rows:
+            arm = Arm(
+                name=OURS,
+                config=options.config,
+                dtype=options.dtype,
+                forced_signal=True,
+                full_length=True,
+                max_completion_length=length,
+                checkpointing=False,
+                warmup=1,
+                steps=options.steps,
+                threads=options.threads,
             )
-            result[name] = {"sizes": sizes, "steps": found, "slope": slopes}
-            tables.append(table(title, sizes, found))
-    write(options.output, result, tables)
+            sizes.append(size)
+            found.append(in_new_process(measure, arm, prompts))
+            title = f"A step by {name}"
+            result[name] = {"sizes": sizes, "steps": found}
+            if len(sizes) > 1:
+                slopes = {c: slope(sizes, [median(f[c]) for f in found]) for c in ("seconds", "cpu_seconds")}
+                result[name]["slope"] = slopes
+                title += f": slope {slopes['seconds']} (CPU {slopes['cpu_seconds']}); bar of {BAR} "
+                title += verdict(slopes["seconds"], BAR)
+            write(options.output, result, [table(title, sizes, found)])
 
 
 if __name__ == "__main__":

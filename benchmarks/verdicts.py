@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from common import spread, write
+from common import command_line, spread, write
 from rich.table import Table
 
 from lightning_rlvr.verify.base import Attempt
@@ -108,11 +106,10 @@ def table(result: dict[str, Any]) -> Table:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line("verdicts", __doc__)
     parser.add_argument("--size", type=int, default=1024, help="attempts in a batch")
     parser.add_argument("--rounds", type=int, default=5, help="ordinary batches before and after the one that hangs")
     parser.add_argument("--time-limit", type=float, default=5.0, help="seconds for each verdict")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "verdicts.json")
     options = parser.parse_args()
     settings = {"size": options.size, "time_limit": options.time_limit, "cores": len(os.sched_getaffinity(0))}
     result = settings | measure(options.size, options.rounds, options.time_limit)
