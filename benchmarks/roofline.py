@@ -22,7 +22,7 @@ from lightning.pytorch import seed_everything
 from rich.table import Table
 from torch import Tensor
 
-from lightning_rlvr.pipeline import micro_batches
+from lightning_rlvr.functional.batching import micro_batches
 from lightning_rlvr.policy.loading import load_policy
 from lightning_rlvr.policy.policy import Policy
 from lightning_rlvr.rollout.base import ENGINES, RolloutEngine, Sampling

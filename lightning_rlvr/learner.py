@@ -13,15 +13,16 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_rlvr.distributed import gather_rollouts, gather_rows, reduced, sum_gradients, without_gradient_sync
+from lightning_rlvr.functional.batching import micro_batches
 from lightning_rlvr.functional.divergence import approx_kl
 from lightning_rlvr.functional.losses import LOSS_TYPES, sampling_weights
 from lightning_rlvr.functional.random import derive_seed
 from lightning_rlvr.memory import fits
 from lightning_rlvr.metrics.step import StepMetrics
 from lightning_rlvr.objective import Denominators, Objective, objective
-from lightning_rlvr.pipeline import Scores, assign, micro_batches, score
+from lightning_rlvr.pipeline import Scores, assign, score
 from lightning_rlvr.plugins import Needs
-from lightning_rlvr.stopwatch import Stopwatch
+from lightning_rlvr.stopwatch import Timed
 from lightning_rlvr.types import Rollout, TokenStatistics
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Learner:
         timed: Where seconds go.
     """
 
-    def __init__(self, module: RLVRModule, rollout: Rollout, metrics: StepMetrics, timed: Stopwatch) -> None:
+    def __init__(self, module: RLVRModule, rollout: Rollout, metrics: StepMetrics, timed: Timed) -> None:
         self.module = module
         self.settings = module.loss_settings
         self.strategy = module.trainer.strategy
@@ -167,7 +168,9 @@ class Learner:
         total, count = reduced(self.strategy, [float(gaps.sum()), float(mask.sum())], "sum")
         if count == 0:
             total, count = reduced(self.strategy, self._gap_of_a_few(), "sum")
-        gap = total / max(count, 1.0)
+        if count == 0:
+            return  # no rank has a valid token
+        gap = total / count
         if not gap <= tolerance:
             raise ValueError(
                 f"the log-probs of {type(engine).__name__} must be those of the trainer within "
@@ -178,20 +181,21 @@ class Learner:
 
     def _gap_of_a_few(self) -> list[float]:
         """Sum of the distances between the log-probs of engine and trainer in a few rows, and how many they are."""
-        gap = [0.0, 0.0]
-        needs = replace(self.module.needs.without_statistics, entropy_gradient=False)
-
-        def compare(batch: Tensor, counts: bool) -> None:
-            rows = self.rollout.rows(batch)
-            gaps = (self._forward(rows, needs).logprobs - rows.old_logprobs)[rows.completion_mask].abs() * counts
-            gap[:] = [gap[0] + float(gaps.sum()), gap[1] + len(gaps) * counts]
-
         numbers = self.valid.nonzero().flatten()
         few = torch.zeros_like(self.valid)
         few[numbers[:: max(1, len(numbers) // 4)]] = True
+        needs = replace(self.module.needs.without_statistics, entropy_gradient=False)
+        gaps = torch.zeros_like(self.advantages)
+
+        def compare(batch: Tensor, counts: bool) -> None:
+            rows = self.rollout.rows(batch)
+            distances = (self._forward(rows, needs).logprobs - rows.old_logprobs).abs() * rows.completion_mask
+            if counts:
+                gaps[batch] = distances.sum(1)
+
         with self.timed("score"), torch.no_grad():
             self._in_micro_batches(few, compare)
-        return gap
+        return [float(gaps.sum()), float(self.rollout.completion_mask[few].sum())]
 
     def _assign_all(self) -> None:
         assigner, rollout, advantages, own = self.module.assigner, self.rollout, self.advantages, slice(None)
@@ -263,9 +267,11 @@ class Learner:
         Raises:
             MemoryError: It was a single row.
         """
-        length = 0 if failed is None else failed.prompt_ids.shape[1] + failed.completion_ids.shape[1]
-        size = budget + budget if failed is None else min(budget, len(failed) * length)
-        single = 0 if failed is None or len(failed) > 1 else length
+        single, size = 0, 2 * budget
+        if failed is not None:
+            prompts = failed.group_index.unique() if self._shares_prompts else failed.group_index
+            tokens = len(prompts) * failed.prompt_ids.shape[1] + len(failed) * failed.completion_ids.shape[1]
+            single, size = tokens if len(failed) == 1 else 0, min(budget, tokens)
         single, largest = (int(value) for value in reduced(self.strategy, [single, -size], "max"))
         if single:
             raise MemoryError(
@@ -274,15 +280,18 @@ class Learner:
             )
         return max(1, -largest // 2)
 
+    @property
+    def _shares_prompts(self) -> bool:
+        return self.module.policy.shares_prompts and not self.rollout.model_inputs
+
     def _batches(self, rows: Tensor) -> list[tuple[Tensor, bool]]:
         """Micro-batches of row numbers, as many on every rank; False marks one that only keeps step with others."""
         numbers = rows.nonzero().flatten()
         lengths = [mask[numbers].sum(1) for mask in (self.rollout.prompt_mask, self.rollout.completion_mask)]
-        shared = self.module.policy.shares_prompts and not self.rollout.model_inputs
         parts = micro_batches(
             *lengths,
             max_tokens=self.module.micro_batch_tokens,
-            groups=self.rollout.group_index[numbers] if shared else None,
+            groups=self.rollout.group_index[numbers] if self._shares_prompts else None,
             forward_cost=64 if self.module.device.type == "cpu" else 1024,
         )
         batches = [numbers[part] for part in parts]

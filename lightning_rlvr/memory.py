@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+_REFUSED = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""What a plain RuntimeError says where a library's own buffers find no room."""
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says that an accelerator or the CPU has no memory left for a tensor.
@@ -14,9 +17,9 @@ def is_out_of_memory(error: BaseException) -> bool:
         >>> is_out_of_memory(torch.OutOfMemoryError()), is_out_of_memory(RuntimeError("shapes do not match"))
         (True, False)
     """
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):  # the latter is std::bad_alloc of a CPU
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _REFUSED)
 
 
 def fits(work: Callable[[], object]) -> bool:
@@ -28,7 +31,7 @@ def fits(work: Callable[[], object]) -> bool:
     """
     try:
         work()
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
     else:

@@ -138,7 +138,8 @@ class RLVRModule(LightningModule):
     def setup(self, stage: str) -> None:
         leave_group_at_exit()
         self._loaded_step = None  # a checkpoint comes next, if there is one
-        self.engine = ENGINES.build(self.rollout_settings.engine)
+        if not hasattr(self, "engine"):  # of an earlier command: it may hold memory and a state of its own
+            self.engine = ENGINES.build(self.rollout_settings.engine)
         tolerance = self.rollout_settings.probe_tolerance
         probed = not self.engine.shares_weights or tolerance == RolloutSettings.probe_tolerance
         unprobed = f"unset with {type(self.engine).__name__}, which samples with the trainer's own weights"
@@ -276,7 +277,8 @@ class RLVRModule(LightningModule):
         )
         part_names = {name for verifier in self.datamodule.verifiers.values() for name in verifier.part_names}
         log_record(metrics, record, self.assigner, sorted(part_names))
-        self._log_step(metrics, record, learner, time.perf_counter() - started)
+        metrics.total("flops", learner.flops)
+        self._log_step(metrics, record, timed.seconds | {"step": time.perf_counter() - started})
         return {"record": record}
 
     def _collect(self, prompts: PromptBatch, timed: Stopwatch) -> Collection:
@@ -311,15 +313,14 @@ class RLVRModule(LightningModule):
             return collection.rollout
         return without_truncated(collection.rollout)
 
-    def _log_step(self, metrics: StepMetrics, record: StepRecord, learner: Learner, seconds: float) -> None:
+    def _log_step(self, metrics: StepMetrics, record: StepRecord, seconds: Mapping[str, float]) -> None:
         collection = record.collection
         lengths = collection.rollout.completion_mask.sum()
         metrics.total("sampled_tokens", lengths)
-        metrics.total("flops", learner.flops + self._rollout_flops(collection.rollout))
-        metrics.maximum("time/step", seconds)
-        for part, spent in learner.timed.seconds.items():
+        metrics.total("flops", self._rollout_flops(collection.rollout))
+        for part, spent in seconds.items():
             metrics.maximum(f"time/{part}", spent)
-        metrics.maximum("time/micro_batch_tokens", self.micro_batch_tokens)
+        metrics.maximum("policy/micro_batch_tokens", self.micro_batch_tokens)
         scalars = metrics.reduce(self.trainer.strategy)
         if scalars["reward/unscored"] == 1:
             first = collection.verdicts[0]
@@ -456,6 +457,7 @@ class RLVRModule(LightningModule):
         checkpoint["state_dict"] = self.policy.trainable_state_dict()
         checkpoint["progress"] = vars(self.progress)
         checkpoint["max_steps"] = self.trainer.max_steps
+        checkpoint["micro_batch_tokens"] = self.micro_batch_tokens
         name, keys, *rest = np.random.get_state()
         assert isinstance(keys, np.ndarray)
         checkpoint["random_states"] = {
@@ -472,6 +474,7 @@ class RLVRModule(LightningModule):
         self.progress = Progress(**checkpoint["progress"])
         self._loaded_step = int(checkpoint["global_step"])
         self._loaded_max_steps = int(checkpoint["max_steps"])
+        self.micro_batch_tokens = min(self.micro_batch_tokens, int(checkpoint["micro_batch_tokens"]))
         states = checkpoint["random_states"]
         torch.set_rng_state(states["torch"])
         if states["cuda"] is not None and self.device.type == "cuda":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
@@ -277,65 +276,3 @@ def score(policy: Policy, rollout: Rollout, needs: Needs, *, temperature: float)
         reference_logprobs=reference if needs.reference else None,
         statistics=TokenStatistics(statistics),
     )
-
-
-def micro_batches(
-    prompt_lengths: Tensor,
-    completion_lengths: Tensor,
-    *,
-    max_tokens: int,
-    groups: Tensor | None = None,
-    forward_cost: int = 64,
-) -> list[Tensor]:
-    """Row numbers in micro-batches of at most ``max_tokens`` padded tokens, longest rows first.
-
-    Rows are cut where that saves more padding than another forward costs, in the order of their lengths or, where it
-    is cheaper, group by group, so that a group's prompt is computed seldom.
-
-    Args:
-        prompt_lengths: int64 ``[b]``, tokens.
-        completion_lengths: int64 ``[b]``, tokens.
-        max_tokens: Budget of rows times longest completion and prompts times longest prompt; a single row may exceed
-            it.
-        groups: int64 ``[b]``: rows of a group have the same prompt, and a forward computes it once. None: for every
-            row.
-        forward_cost: What a forward costs beside its tokens, in tokens.
-
-    Example:
-        >>> prompts, completions = torch.tensor([4, 4, 2, 2]), torch.tensor([2, 90, 88, 1])
-        >>> [rows.tolist() for rows in micro_batches(prompts, completions, max_tokens=1000)]
-        [[1, 2], [0, 3]]
-        >>> [rows.tolist() for rows in micro_batches(prompts, completions, max_tokens=10)]
-        [[1], [2], [0], [3]]
-    """
-    prompts, completions = prompt_lengths.tolist(), completion_lengths.tolist()
-    group = list(range(len(prompts))) if groups is None else groups.tolist()
-
-    def cut(order: list[int]) -> tuple[float, list[tuple[int, list[int]]]]:
-        """The cheapest way to cut ``order``: what it costs, and the padded tokens and rows of each part."""
-        best: list[tuple[float, int, int]] = [(0.0, 0, 0), *[(math.inf, 0, 0)] * len(order)]  # cost, start, tokens
-        for start in range(len(order)):
-            seen: set[int] = set()
-            prompt = completion = 0
-            for end, row in enumerate(order[start:], start + 1):
-                seen.add(group[row])
-                prompt, completion = max(prompt, prompts[row]), max(completion, completions[row])
-                tokens = len(seen) * prompt + (end - start) * completion
-                if tokens > max_tokens and end > start + 1:
-                    break
-                best[end] = min(best[end], (best[start][0] + tokens + forward_cost, start, tokens))
-        parts, end = [], len(order)
-        while end:
-            _, start, tokens = best[end]
-            parts.append((tokens, order[start:end]))
-            end = start
-        return best[-1][0], parts[::-1]
-
-    by_length = sorted(range(len(prompts)), key=lambda row: -prompts[row] - completions[row])
-    first: dict[int, int] = {}
-    for place, row in enumerate(by_length):
-        first.setdefault(group[row], place)
-    by_group = sorted(by_length, key=lambda row: first[group[row]])
-    _, parts = min(cut(by_length), cut(by_group), key=lambda plan: plan[0])
-    parts.sort(key=lambda part: -part[0])
-    return [torch.tensor(rows, device=prompt_lengths.device) for _, rows in parts]

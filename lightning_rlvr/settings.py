@@ -76,7 +76,7 @@ class LossSettings:
         num_minibatches: Optimizer steps in each pass; whole prompts stay together.
         mask_truncated_completions: Leave completions without end token out of the loss and its denominators.
         max_tokens_per_micro_batch: Budget of padded tokens in one forward, rows x longest completion + prompts x
-            longest prompt (a prompt counts once for all its rows in it); never changes the gradient.
+            longest prompt (a prompt once for all its rows, if that saves a tenth); never changes the gradient.
     """
 
     loss_type: str = "grpo"

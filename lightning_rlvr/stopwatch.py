@@ -15,6 +15,8 @@ Timed = Callable[[str], AbstractContextManager[object]]
 PARTS = ("rollout", "sync", "verify", "score", "backward", "optimizer")
 """What a step consists of, beside calibration and logs; no part lies inside another.
 
+Logged is the rank that took longest, part by part: over several ranks they may add up to more than a step.
+
 * ``rollout``: the engine samples; an adapter that it merges for that, and unmerges, is included.
 * ``sync``: an engine with weights of its own takes over the policy's, and gives its memory back after the rollout.
 * ``verify``: from the end of the sampling until the last verdict is there.

@@ -106,3 +106,11 @@ def test_a_tolerance_where_nothing_is_probed_is_refused(tmp_path):
         fit(tmp_path, module=make_module(rollout={"probe_tolerance": 0.2}))
     with pytest.raises(ValueError, match=r"`rollout.probe_tolerance` must be positive, got 0"):
         make_module(rollout={"probe_tolerance": 0.0})
+
+
+def test_nothing_is_logged_where_nothing_can_be_compared(tmp_path):
+    loss = {"mask_truncated_completions": True}
+    module = make_module(rollout={"engine": OwnWeights(), "max_completion_length": 1}, loss=loss)
+    with pytest.warns(UserWarning, match="every completion of this rollout was truncated"):
+        _, recorder, _ = fit(tmp_path, module=module, max_steps=1)
+    assert "policy/probe_gap" not in recorder.metrics[0]

@@ -13,6 +13,8 @@ from lightning_rlvr.data.datamodule import PromptDataModule
 from lightning_rlvr.data.sources import SumsSource
 from lightning_rlvr.module import RLVRModule
 from lightning_rlvr.policy.settings import PolicySettings
+from lightning_rlvr.rollout.base import ENGINES
+from lightning_rlvr.rollout.hf import HFEngine
 from runs import make_data, make_module
 
 
@@ -29,6 +31,22 @@ def test_ten_lines_train(tmp_path):
     run = trainer(tmp_path, OTNormalCalibrator(), MarginCredit())
     run.fit(module, datamodule=data)
     assert run.global_step == module.progress.rollouts == 2
+
+
+def test_an_engine_given_by_name_serves_all_commands_of_a_process(tmp_path, monkeypatch):
+    built = []
+
+    class Counted(HFEngine):
+        def __init__(self):
+            super().__init__()
+            built.append(self)
+
+    monkeypatch.setitem(ENGINES._plugins, "counted", Counted)
+    module, run = make_module(rollout={"engine": "counted"}), trainer(tmp_path, ZScoreCalibrator(), UniformCredit())
+    run.validate(module, datamodule=make_data())
+    run.fit(module, datamodule=make_data())
+    run.validate(module, datamodule=make_data())
+    assert built == [module.engine]
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,25 @@ def test_margin_costs_no_forward_and_evidence_exactly_one(tmp_path, credit, extr
     assert count == 2 * (1 + extra)
 
 
+@pytest.mark.parametrize("loss", [{}, {"num_iterations": 2}], ids=["training_forward", "scoring_pass"])
+def test_reference_and_ablated_forwards_may_share_prompts(tmp_path, loss):
+    class Apart(Callback):
+        def on_fit_start(self, trainer, pl_module):
+            pl_module.policy.shares_prompts = False
+
+    runs = []
+    for callbacks in ([], [Apart()]):
+        module = make_module(loss={"beta": 0.1, **loss}, rollout={"num_generations": 8})
+        _, recorder, _ = fit(tmp_path, module=module, credit=EvidenceContrastCredit(), callbacks=callbacks)
+        runs.append((module.policy.num_tokens, recorder))
+    (shared_tokens, shared), (apart_tokens, apart) = runs
+    assert shared_tokens < apart_tokens
+    for ours, theirs in zip(shared.records, apart.records, strict=True):
+        torch.testing.assert_close(ours.token_advantages, theirs.token_advantages, atol=1e-4, rtol=1e-4)
+    assert shared.metrics[-1]["loss/kl"] == pytest.approx(apart.metrics[-1]["loss/kl"], rel=1e-3, abs=1e-7)
+    same_weights(shared.weights[-1], apart.weights[-1], atol=2e-4, rtol=0)  # two steps of Adam move by up to 2e-3
+
+
 def test_several_updates_score_once_and_then_forward_for_each_update(tmp_path):
     module = make_module(loss={"num_iterations": 2, "num_minibatches": 2, "max_tokens_per_micro_batch": 10_000})
     module, _recorder, _ = fit(tmp_path, module=module, credit=EvidenceContrastCredit(), max_steps=4)

@@ -25,8 +25,8 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, Pr
 from transformers.modeling_layers import GradientCheckpointingLayer
 from typing_extensions import override
 
-from lightning_rlvr.policy.adapter import HalfLinear
 from lightning_rlvr.policy.folders import whole_folder
+from lightning_rlvr.policy.half_lora import HalfLinear
 from lightning_rlvr.policy.scoring import token_scores
 from lightning_rlvr.policy.shared_prompts import can_share, hidden_states, positions
 from lightning_rlvr.types import RowInputs, TokenStatistics

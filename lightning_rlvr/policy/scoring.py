@@ -13,8 +13,9 @@ from torch.autograd.function import once_differentiable
 from lightning_rlvr.functional.statistics import TOKEN_STATISTICS
 from lightning_rlvr.functional.statistics import entropy as shannon_entropy
 
-LARGEST_CHUNK = 128 * 49152
-"""Logits at a time: 24 MiB in float32, so that memory does not grow with the vocabulary."""
+LARGEST_CHUNK = {"cpu": 24 * 2**18, "cuda": 2**28}
+"""Logits at a time, so that memory does not grow with the vocabulary: 24 MiB in float32, which caches still help with,
+and 1 GiB for a GPU, which is to be busy with products and not with starting them."""
 
 
 class HeadScores(NamedTuple):
@@ -39,7 +40,7 @@ def token_scores(
     softcap: float | None = None,
     statistics: Sequence[str] = (),
     entropy: bool = False,
-    chunk: int = 128,
+    chunk: int | None = None,
 ) -> HeadScores:
     """Log-probs of the targets and whatever else is read from the same distributions.
 
@@ -59,7 +60,7 @@ def token_scores(
         softcap: Bound on the absolute logits, reached smoothly; None = none.
         statistics: Names in ``TOKEN_STATISTICS``.
         entropy: Whether to return the differentiable entropy.
-        chunk: Rows at a time, fewer where they would exceed ``LARGEST_CHUNK``: bounds the memory, changes no value.
+        chunk: Rows at a time, which bounds the memory and changes no value; None = those of ``LARGEST_CHUNK`` logits.
 
     Raises:
         ValueError: ``temperature`` is not positive, or a statistic is unknown.
@@ -75,10 +76,20 @@ def token_scores(
     names = tuple(statistics)
     for name in names:
         TOKEN_STATISTICS[name]  # an unknown name fails here, also for n = 0
-    rows = max(1, min(chunk, LARGEST_CHUNK // len(weight)))
+    rows = chunk or rows_at_a_time(len(weight), hidden.device)
     head = _Head(temperature, scale, softcap, names, entropy, rows)
     logprobs, entropies, *values = _ChunkedHead.apply(hidden, weight, bias, targets, head)  # type: ignore[no-untyped-call]  # as in torch
     return HeadScores(logprobs, entropies, dict(zip(names, values, strict=True)))
+
+
+def rows_at_a_time(num_words: int, device: torch.device) -> int:
+    """Rows of ``num_words`` logits that go through the head together.
+
+    Example:
+        >>> [rows_at_a_time(151936, torch.device(kind)) for kind in ("cpu", "cuda")]
+        [41, 1766]
+    """
+    return max(1, LARGEST_CHUNK.get(device.type, LARGEST_CHUNK["cuda"]) // num_words)
 
 
 class _Head(NamedTuple):
