@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,7 +46,7 @@ def micro_batches(
     for place, row in enumerate(by_length):
         first.setdefault(group[row], place)
     by_group = sorted(by_length, key=lambda row: first[group[row]])
-    rows = _Rows(prompt_lengths.cpu().numpy(), completion_lengths.cpu().numpy(), np.array(group, dtype=np.int64))
+    rows = _Rows(prompt_lengths.cpu(), completion_lengths.cpu(), group)
     plans = (_cheapest_cut(rows, order, max_tokens, forward_cost) for order in (by_length, by_group))
     _, parts = min(plans, key=lambda plan: plan[0])
     parts.sort(key=lambda part: -part[0])
@@ -55,11 +54,11 @@ def micro_batches(
 
 
 class _Rows(NamedTuple):
-    """int64 ``[b]`` each."""
+    """Tokens ``[b]``, on the CPU, and groups."""
 
-    prompt: np.ndarray
-    completion: np.ndarray
-    group: np.ndarray
+    prompt: Tensor
+    completion: Tensor
+    group: Sequence[int]
 
 
 def _cheapest_cut(
@@ -70,22 +69,24 @@ def _cheapest_cut(
     ``cost[end]`` is that of the first ``end`` rows; for each start, the costs of all parts that begin there and fit
     are computed at once.
     """
-    prompt, completion, _ = (column[list(order)] for column in rows)
-    before = np.array(list(_places_before(rows.group[list(order)])))
-    cost, starts, sizes = np.full(len(order) + 1, np.inf), *np.zeros((2, len(order) + 1), dtype=np.int64)
+    prompt, completion = rows.prompt[list(order)], rows.completion[list(order)]
+    before = torch.tensor(list(_places_before([rows.group[row] for row in order])))
+    cost = torch.full((len(order) + 1,), torch.inf, dtype=torch.float64)
+    starts, sizes = torch.zeros(2, len(order) + 1, dtype=torch.int64)
     cost[0] = 0.0
     for start in range(len(order)):
         most = max(1, max_tokens // max(1, int(completion[start])))
         part = slice(start, start + most)
-        prompts = (before[part] < start).cumsum()
-        count = np.arange(1, len(prompts) + 1)
-        tokens = prompts * np.maximum.accumulate(prompt[part]) + count * np.maximum.accumulate(completion[part])
-        tokens = tokens[: max(1, np.searchsorted(tokens, max_tokens, side="right"))]
+        prompts = (before[part] < start).cumsum(0)
+        count = torch.arange(1, len(prompts) + 1)
+        tokens = prompts * prompt[part].cummax(0).values + count * completion[part].cummax(0).values
+        tokens = tokens[: max(1, int((tokens <= max_tokens).sum()))]
         ends = slice(start + 1, start + 1 + len(tokens))
         total = cost[start] + tokens + forward_cost
         better = total < cost[ends]
-        for best, values in ((cost, total), (starts, start), (sizes, tokens)):
-            best[ends] = np.where(better, values, best[ends])
+        cost[ends] = torch.where(better, total, cost[ends])
+        sizes[ends] = torch.where(better, tokens, sizes[ends])
+        starts[ends].masked_fill_(better, start)
     parts, end = [], len(order)
     while end:
         parts.append((int(sizes[end]), list(order[starts[end] : end])))
@@ -93,9 +94,9 @@ def _cheapest_cut(
     return float(cost[-1]), parts[::-1]
 
 
-def _places_before(groups: np.ndarray) -> Iterator[int]:
+def _places_before(groups: Sequence[int]) -> Iterator[int]:
     """Where the same group was seen last, for each place; -1 at its first."""
     last: dict[int, int] = {}
-    for place, group in enumerate(groups.tolist()):
+    for place, group in enumerate(groups):
         yield last.get(group, -1)
         last[group] = place
