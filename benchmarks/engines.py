@@ -85,14 +85,14 @@ def raw_vllm(policy: Policy, prompts: PromptBatch, options: argparse.Namespace) 
     from vllm import LLM, SamplingParams
 
     ours, set_num_threads = VLLMEngine(), torch.set_num_threads  # vLLM replaces the latter
-    positions = getattr(policy.model.config, "max_position_embeddings", ours.max_model_len)
+    positions = getattr(policy.model.config, "max_position_embeddings", ours.max_length)
     with tempfile.TemporaryDirectory() as folder:
         policy.save(Path(folder, "model"), merged=True)
         llm = LLM(
             model=str(Path(folder, "model")),
             skip_tokenizer_init=True,
             dtype=str(policy.model.dtype).removeprefix("torch."),
-            max_model_len=min(ours.max_model_len, positions),
+            max_model_len=min(ours.max_length, positions),
             kv_cache_memory_bytes=int(ours.kv_cache_gib * 2**30),
             generation_config="vllm",
             logprobs_mode="processed_logprobs",

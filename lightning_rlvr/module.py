@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
@@ -19,7 +17,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedTokenizerBase, get_scheduler
+from transformers import PreTrainedTokenizerBase
 from typing_extensions import override
 
 from lightning_rlvr.calibration.base import RewardCalibrator
@@ -33,11 +31,13 @@ from lightning_rlvr.evaluation.store import SampleStore, open_stores
 from lightning_rlvr.evaluation.summary import EvaluationSummary
 from lightning_rlvr.learner import Learner
 from lightning_rlvr.metrics.step import StepMetrics
+from lightning_rlvr.optimization import make_optimizer, use_settings_of_now
 from lightning_rlvr.pipeline import Collection, calibrate, collect, without_truncated
 from lightning_rlvr.plugins import Needs, find_all, find_one, unite_needs
 from lightning_rlvr.policy.loading import load_policy, load_tokenizer
 from lightning_rlvr.policy.policy import Policy
 from lightning_rlvr.policy.settings import PolicySettings
+from lightning_rlvr.random_states import random_states, restore_random_states
 from lightning_rlvr.record import StepRecord, log_record
 from lightning_rlvr.rollout.base import ENGINES, RolloutEngine, Sampling
 from lightning_rlvr.settings import EvaluationSettings, LossSettings, OptimizerSettings, RolloutSettings
@@ -198,19 +198,8 @@ class RLVRModule(LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        settings = self.optimizer_settings
-        optimizer = torch.optim.AdamW(
-            self.policy.trainable_weights,
-            lr=settings.learning_rate,
-            betas=(settings.adam_beta1, settings.adam_beta2),
-            weight_decay=settings.weight_decay,
-        )
-        name = "constant_with_warmup" if settings.lr_scheduler == "constant" else settings.lr_scheduler
-        schedule = get_scheduler(
-            name,
-            optimizer,
-            num_warmup_steps=settings.warmup_steps,
-            num_training_steps=max(1, self.trainer.max_steps),
+        optimizer, schedule = make_optimizer(
+            self.policy.trainable_weights, self.optimizer_settings, self.trainer.max_steps
         )
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
@@ -239,21 +228,15 @@ class RLVRModule(LightningModule):
 
     @override
     def on_train_start(self) -> None:
-        # a checkpoint brings its own optimizer settings along; those of now win
-        settings, schedule = self.optimizer_settings, self.lr_schedulers()
+        schedule, name = self.lr_schedulers(), self.optimizer_settings.lr_scheduler
         assert isinstance(schedule, LambdaLR)
+        use_settings_of_now(schedule, self.optimizer_settings)
         length = self._loaded_max_steps or self.trainer.max_steps
-        if settings.lr_scheduler != "constant" and length != self.trainer.max_steps:
+        if name != "constant" and length != self.trainer.max_steps:
             rank_zero_warn(
-                f"the {settings.lr_scheduler} schedule of the learning rate was {length} steps long and is now "
-                f"stretched to `trainer.max_steps` = {self.trainer.max_steps}: the rate jumps"
+                f"the {name} schedule of the learning rate was {length} steps long and is now stretched "
+                f"to `trainer.max_steps` = {self.trainer.max_steps}: the rate jumps"
             )
-        schedule.base_lrs = [settings.learning_rate] * len(schedule.base_lrs)
-        for group, factor in zip(schedule.optimizer.param_groups, schedule.lr_lambdas, strict=True):
-            group["initial_lr"] = settings.learning_rate
-            group["lr"] = settings.learning_rate * factor(schedule.last_epoch)
-            group["betas"] = (settings.adam_beta1, settings.adam_beta2)
-            group["weight_decay"] = settings.weight_decay
 
     # --- one step ---
 
@@ -458,14 +441,7 @@ class RLVRModule(LightningModule):
         checkpoint["progress"] = vars(self.progress)
         checkpoint["max_steps"] = self.trainer.max_steps
         checkpoint["micro_batch_tokens"] = self.micro_batch_tokens
-        name, keys, *rest = np.random.get_state()
-        assert isinstance(keys, np.ndarray)
-        checkpoint["random_states"] = {
-            "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-            "numpy": (name, keys.tolist(), *rest),
-            "python": random.getstate(),
-        }
+        checkpoint["random_states"] = random_states(self.device)
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -475,10 +451,4 @@ class RLVRModule(LightningModule):
         self._loaded_step = int(checkpoint["global_step"])
         self._loaded_max_steps = int(checkpoint["max_steps"])
         self.micro_batch_tokens = min(self.micro_batch_tokens, int(checkpoint["micro_batch_tokens"]))
-        states = checkpoint["random_states"]
-        torch.set_rng_state(states["torch"])
-        if states["cuda"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(states["cuda"], self.device)
-        np.random.set_state(tuple(states["numpy"]))
-        version, internal, gauss = states["python"]
-        random.setstate((version, tuple(internal), gauss))
+        restore_random_states(checkpoint["random_states"], self.device)

@@ -11,10 +11,10 @@ import lightning_rlvr
 ROOT = Path(lightning_rlvr.__file__).parent
 LAYERS = {
     "types": 0, "registry": 0, "checks": 0, "composite": 0, "hashing": 0, "json_rows": 0, "memory": 0,
-    "functional": 1, "tasks": 1, "distributed": 1, "stopwatch": 1,
+    "functional": 1, "tasks": 1, "distributed": 1, "stopwatch": 1, "random_states": 1,
     "calibration": 2, "credit": 2, "verify": 2, "policy": 2, "rollout": 2, "metrics": 2,
     "plugins": 3, "pipeline": 3, "data": 3, "settings": 3, "objective": 3, "record": 3, "evaluation": 3,
-    "verification": 3,
+    "verification": 3, "optimization": 3,
     "learner": 4, "module": 4,
     "monitoring": 5,
     "__main__": 6, "cli": 6, "verify_command": 6, "messages": 6, "explain": 6, "quickstart": 6,

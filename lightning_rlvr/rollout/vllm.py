@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +12,8 @@ from itertools import count
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, get_args
 
-import numpy as np
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -282,12 +281,10 @@ def _vllm(device: torch.device) -> Any:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Random states, threads, dtype and environment are afterwards what they were before; no warnings inside."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     dtype, threads, set_threads = torch.get_default_dtype(), torch.get_num_threads(), torch.set_num_threads
     environment = dict(os.environ)
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings(action="ignore"), isolate_rng(include_cuda=torch.cuda.is_initialized()):
             yield
     finally:
         for name in os.environ.keys() - environment.keys():
@@ -297,7 +294,3 @@ def _undisturbed() -> Iterator[None]:
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        torch.cuda.set_rng_state_all(cuda_states)
