@@ -1,6 +1,8 @@
 import importlib
 import json
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,16 @@ def test_a_script_measures_prints_and_writes(script, tiny, name, monkeypatch, ca
     module.main()
     assert "written to found/result.json" in capsys.readouterr().out
     assert json.loads(Path("found/result.json").read_text())["environment"]["packages"]["torch"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
+def test_both_sides_of_vllm_are_measured(tmp_path):
+    sizes = SMALL["engines"].split()
+    command = [sys.executable, str(FOLDER / "engines.py"), "--engines", "vllm", "raw_vllm", *sizes]
+    subprocess.run([*command, "--output", tmp_path / "result.json"], check=True, timeout=300)
+    arms = json.loads((tmp_path / "result.json").read_text())["arms"]
+    assert all(0 < tokens <= 16 for name in ("vllm", "raw_vllm") for tokens in arms[name]["tokens"])
 
 
 def test_the_clock_of_the_start_reads_every_stage_once(script, tiny, monkeypatch, capsys):
